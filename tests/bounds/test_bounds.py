@@ -33,6 +33,13 @@ from tests.policies.test_policies import (
 )
 
 
+def bound(
+    name: str, graph: Graph, machine: Machine, costs: Costs = COSTS, **nbytes: float
+) -> float:
+    """Return one of the bounds, where values have these bytes."""
+    return bounds(Problem(graph, machine, costs.override(nbytes=nbytes)))[name]
+
+
 @pytest.mark.parametrize(
     ("graph", "critical_path", "work"),
     [(TOPCUOGLU, 63, 31), (ARABNEJAD, 98, 61)],
@@ -51,11 +58,8 @@ def test_the_critical_path_stays_on_a_device_where_copies_cost_more():
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 4}, nbytes=2)
     graph.add(int, a, name="b", seconds={"p1": 6, "p2": 1})
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 1 + 2 + 1
-    assert (
-        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"a": 9})))["critical_path"]
-        == 4 + 1
-    )
+    assert bound("critical_path", graph, processors(2)) == 1 + 2 + 1
+    assert bound("critical_path", graph, processors(2), a=9) == 4 + 1
 
 
 def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place():
@@ -63,10 +67,7 @@ def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place(
     w = graph.input("w")
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=1, on="p2")
     graph.add(int, w, name="look", seconds=1, on="p3")
-    assert (
-        bounds(Problem(graph, processors(3), COSTS.override(nbytes={"w": 5})))["critical_path"]
-        == 5 + 1 + 5 + 1
-    )
+    assert bound("critical_path", graph, processors(3), w=5) == 5 + 1 + 5 + 1
 
 
 def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
@@ -74,10 +75,7 @@ def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
     w = graph.input("w")
     graph.add(int, w, name="read", seconds=7, on="p2")
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=6, on="p1")
-    assert (
-        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"w": 1})))["critical_path"]
-        == 1 + 7
-    )
+    assert bound("critical_path", graph, processors(2), w=1) == 1 + 7
 
 
 def test_no_copy_within_a_group_or_for_order_alone():
@@ -92,7 +90,7 @@ def test_no_copy_within_a_group_or_for_order_alone():
         seconds={"p1": 9, "p2": 3},
     )
     graph.add(int, name="c", seconds=1, after=["b"])
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 2 + 3 + 1
+    assert bound("critical_path", graph, processors(2)) == 2 + 3 + 1
 
 
 def test_the_critical_path_goes_by_way_of_a_device_where_no_link_is():
@@ -102,7 +100,7 @@ def test_the_critical_path_goes_by_way_of_a_device_where_no_link_is():
     graph = Graph()
     a = graph.add(int, name="a", seconds=1, nbytes=5, on="p1")
     graph.add(int, a, name="b", seconds=1, on="p3")
-    assert bounds(Problem(graph, machine, COSTS))["critical_path"] == 1 + 5 + 5 + 1
+    assert bound("critical_path", graph, machine) == 1 + 5 + 5 + 1
 
 
 def test_two_parents_that_copies_would_delay_run_one_after_the_other():
@@ -110,12 +108,9 @@ def test_two_parents_that_copies_would_delay_run_one_after_the_other():
     a, b = (graph.add(int, name=name, seconds=2, nbytes=9) for name in "ab")
     graph.add(int, a, b, name="c", seconds=1)
     two = Machine([Device("p1", streams=2), Device("p2")], [Link("p1", "p2", 1)])
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 2 + 2 + 1
-    assert (
-        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"a": 1})))["critical_path"]
-        == 2 + 1 + 1
-    )
-    assert bounds(Problem(graph, two, COSTS))["critical_path"] == 2 + 1
+    assert bound("critical_path", graph, processors(2)) == 2 + 2 + 1
+    assert bound("critical_path", graph, processors(2), a=1) == 2 + 1 + 1
+    assert bound("critical_path", graph, two) == 2 + 1
 
 
 def test_two_children_that_copies_would_delay_run_one_after_the_other():
@@ -123,17 +118,14 @@ def test_two_children_that_copies_would_delay_run_one_after_the_other():
     a = graph.add(int, name="a", seconds=1, nbytes=9)
     for name in "bc":
         graph.add(int, a, name=name, seconds=2)
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == 1 + 2 + 2
+    assert bound("critical_path", graph, processors(2)) == 1 + 2 + 2
 
 
 def test_the_critical_path_counts_what_is_written_back():
     graph = Graph()
     x = graph.input("x")
     graph.add(int, x, name="write", writes=[x], outputs=(), seconds=1, on="p2")
-    assert (
-        bounds(Problem(graph, processors(2), COSTS.override(nbytes={"x": 5})))["critical_path"]
-        == 5 + 1 + 5
-    )
+    assert bound("critical_path", graph, processors(2), x=5) == 5 + 1 + 5
 
 
 def test_pageable_memory_is_as_slow_as_it_is():
@@ -156,22 +148,17 @@ def independent(*rows: dict[str, float]) -> Graph:
 
 def test_work_counts_streams():
     machine = Machine([Device("p1", streams=2), Device("p2"), Device("p3")])
-    assert (
-        bounds(Problem(independent(*[{"p1": 1, "p2": 1, "p3": 1}] * 8), machine, COSTS))["work"]
-        == 8 / 4
-    )
+    assert bound("work", independent(*[{"p1": 1, "p2": 1, "p3": 1}] * 8), machine) == 8 / 4
 
 
 def test_work_sees_what_a_set_of_devices_must_do_alone():
     graph = independent({"p1": 4, "p2": 4}, {"p1": 6, "p2": 6}, {"p1": 1, "p2": 1, "p3": 1})
-    assert bounds(Problem(graph, processors(3), COSTS))["work"] == (4 + 6) / 2
+    assert bound("work", graph, processors(3)) == (4 + 6) / 2
 
 
 def test_work_does_not_take_a_slow_device_for_a_fast_one():
     graph = independent(*[{"p1": 100.5, "p2": 1.5}] * 10)
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(
-        15 * 100.5 / (100.5 + 1.5)
-    )
+    assert bound("work", graph, processors(2)) == pytest.approx(15 * 100.5 / (100.5 + 1.5))
 
 
 def test_a_group_works_on_one_device():
@@ -179,9 +166,9 @@ def test_a_group_works_on_one_device():
     graph = Graph()
     for name, row in (("a", {"p1": 1.5, "p2": 9}), ("b", {"p1": 9, "p2": 1.5})):
         graph.add(int, name=name, seconds=row, nbytes=1)
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(1.5)
+    assert bound("work", graph, processors(2)) == pytest.approx(1.5)
     graph.together(graph.value("a"), graph.value("b"))
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == pytest.approx(10.5 / 2)
+    assert bound("work", graph, processors(2)) == pytest.approx(10.5 / 2)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -241,9 +228,9 @@ def test_an_interval_counts_a_slow_device_from_when_there_is_time():
 
 def test_whole_costs_have_whole_bounds():
     graph = independent(*[{"p1": 1, "p2": 1}] * 3)
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == 2
+    assert bound("work", graph, processors(2)) == 2
     graph.add(int, name="half", seconds=0.5)
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == 3.5 / 2
+    assert bound("work", graph, processors(2)) == 3.5 / 2
 
 
 @pytest.mark.parametrize(
@@ -263,8 +250,8 @@ def test_copies_that_constraints_force_follow_one_another(names, expected):
         graph.add(int, a, name=f"again{nbytes}", seconds=0, on=names[reader])
     links = [Link(a, b, 1) for a, b in itertools.combinations(names, 2)]
     devices = [Device(name) for name in names]
-    assert bounds(Problem(graph, Machine(devices, links), COSTS))["copies"] == expected
-    assert bounds(Problem(graph, Machine(devices, links, contention=False), COSTS))["copies"] == 0
+    assert bound("copies", graph, Machine(devices, links)) == expected
+    assert bound("copies", graph, Machine(devices, links, contention=False)) == 0
 
 
 def test_copies_to_sets_that_overlap_may_be_one():
@@ -272,14 +259,14 @@ def test_copies_to_sets_that_overlap_may_be_one():
     a = graph.add(int, name="a", seconds=0, nbytes=8, on="p1")
     for i, names in enumerate((("p2", "p3"), ("p3", "p4"))):
         graph.add(int, a, name=f"b{i}", seconds=dict.fromkeys(names, 0))
-    assert bounds(Problem(graph, linked("p1", "p2", "p3", "p4"), COSTS))["copies"] == 8
+    assert bound("copies", graph, linked("p1", "p2", "p3", "p4")) == 8
 
 
 def test_copies_from_several_devices_to_the_host_do_not_wait_for_each_other():
     graph = Graph()
     for name in ("cuda:0", "cuda:1"):
         graph.add(int, graph.add(int, seconds=0, nbytes=3, on=name), seconds=0, on="cpu")
-    assert bounds(Problem(graph, linked("cpu", "cuda:0", "cuda:1"), COSTS))["copies"] == 3
+    assert bound("copies", graph, linked("cpu", "cuda:0", "cuda:1")) == 3
 
 
 def test_a_copy_of_a_quarter_of_a_second_is_not_whole_though_a_detour_is():
@@ -297,7 +284,7 @@ def test_copies_to_one_of_several_devices_are_shared_out():
     for i in range(4):
         made = graph.add(int, name=f"a{i}", seconds=0, nbytes=3, on="cpu")
         graph.add(int, made, name=f"b{i}", seconds={"cuda:0": 0, "cuda:1": 0})
-    assert bounds(Problem(graph, linked(*names), COSTS))["copies"] == 4 * 3 / 2
+    assert bound("copies", graph, linked(*names)) == 4 * 3 / 2
 
 
 def short(nbytes: float) -> Machine:
@@ -317,21 +304,21 @@ def held_across() -> Graph:
 
 
 def test_a_task_that_fits_in_no_memory_takes_forever():
-    assert bounds(Problem(held_across(), short(7), COSTS))["critical_path"] == math.inf
+    assert bound("critical_path", held_across(), short(7)) == math.inf
 
 
 def test_a_task_goes_where_it_fits():
     graph = Graph()
     graph.output(graph.add(int, name="large", seconds={"cpu": 8, "cuda:0": 1}, nbytes=10))
-    assert bounds(Problem(graph, short(10), COSTS))["critical_path"] == 1
-    assert bounds(Problem(graph, short(9), COSTS))["critical_path"] == 8
+    assert bound("critical_path", graph, short(10)) == 1
+    assert bound("critical_path", graph, short(9)) == 8
 
 
 def test_a_task_that_can_run_nowhere_takes_forever():
     graph = Graph()
     graph.add(int, name="a", seconds={"p1": 1}, on="p2")
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == float("inf")
-    assert bounds(Problem(graph, processors(2), COSTS))["work"] == float("inf")
+    assert bound("critical_path", graph, processors(2)) == float("inf")
+    assert bound("work", graph, processors(2)) == float("inf")
 
 
 def test_an_empty_graph_takes_no_time():
@@ -357,7 +344,7 @@ def test_of_many_parents_those_that_come_latest_count():
     graph = Graph()
     made = [graph.add(int, name=f"t{i}", seconds=1, nbytes=1000) for i in range(100)]
     graph.add(int, *made, name="last", seconds=1)
-    assert bounds(Problem(graph, processors(2), COSTS))["critical_path"] == chains._MOST + 1
+    assert bound("critical_path", graph, processors(2)) == chains._MOST + 1
 
 
 def predicted(graph: Graph, machine: Machine, placement: Placement) -> float:

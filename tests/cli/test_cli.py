@@ -28,21 +28,15 @@ from autosched.scheduling import planning
     [
         (["sing"], "invalid choice: 'sing'"),
         (["show", "f.py:f", "--gpus", "1.5"], "argument --gpus: must be a whole number, got '1.5'"),
-        (
-            ["show", "f.py:f", "--gpus", "1000000"],
-            "argument --gpus: must be from 0 to 256, got 1000000",
-        ),
-        (
-            ["show", "f.py:f", "--slower", "much"],
-            "argument --slower: must be a number above 0, got much",
-        ),
+        (["show", "f.py:f", "--gpus", "1000000"], "argument --gpus: must be from 0 to 256, got 1000000"),
+        (["show", "f.py:f", "--slower", "much"], "argument --slower: must be a number above 0, got much"),
         (
             ["show", "f.py:f", "--policy", "best"],
             "argument --policy: invalid choice: 'best' (choose from 'auto', 'search'",
         ),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
     ],
-)
+)  # fmt: skip
 def test_bad_usage_is_told_and_exits_with_2(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -215,26 +209,14 @@ def test_a_thing_may_be_each_of_what_a_function_returns(name, builder, capsys):
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (
-            "none.json",
-            "none.json: no such file, and no function; a THING is package.module:function, file.py:function",
-        ),
-        (
-            "no_such_package:graph",
-            "there is no module 'no_such_package', neither installed nor in this folder",
-        ),
+        ("none.json", "none.json: no such file, and no function; a THING is package.module:function, file.py:function"),
+        ("no_such_package:graph", "there is no module 'no_such_package', neither installed nor in this folder"),
         ("{builder}", "name a function in it, "),
-        (
-            "{builder}:grahp",
-            "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', ",
-        ),
+        ("{builder}:grahp", "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', "),
         ("{builder}:needs", "is called without arguments, and it is needs(argument)"),
-        (
-            "{builder}:answer",
-            "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'",
-        ),
+        ("{builder}:answer", "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'"),
     ],
-)
+)  # fmt: skip
 def test_a_thing_that_is_not_there_is_told_in_a_line(thing, message, builder, capsys):
     code, said, complaints = run(capsys, "show", thing.format(builder=builder))
     assert (code, said) == (2, "")

@@ -46,68 +46,38 @@ def floats(*shape):
 # ---- what an op counts
 
 
-def test_a_product_costs_two_flops_per_multiplication_and_reads_and_writes_each_matrix():
-    assert work_of(torch.mm, floats(2, 3), floats(3, 5)) == Work(
-        2 * 2 * 3 * 5, FLOAT * (6 + 15 + 10)
-    )
+COUNTED = {  # by what is counted: a function, the shapes of its arguments, its work, and facts of its task
+    "a product has two flops per multiplication, and reads and writes each matrix": (
+        torch.mm, [(2, 3), (3, 5)], Work(2 * 2 * 3 * 5, FLOAT * (6 + 15 + 10)), {}),
+    "more than two dimensions cost no more than a bmm": (
+        torch.matmul, [(4, 2, 3), (3, 5)], Work(2 * 8 * 3 * 5, FLOAT * (24 + 15 + 40)), {}),
+    "an elementwise op has one flop per element that it makes": (
+        torch.add, [(8, 16), (16,)], Work(128, FLOAT * (128 + 16 + 128)), {}),
+    "a reduction has one flop per element that it reads": (torch.sum, [(100,)], Work(100, FLOAT * 101), {}),
+    "ops of one task add up": (lambda x: x.relu() + 1, [(10,)], Work(20, FLOAT * 40, launches=2), {}),
+    "a module": (nn.Linear(8, 3), [(4, 8)], Work(2 * 4 * 8 * 3, FLOAT * (32 + 24 + 3 + 12)), {}),
+    "what comes twice is read once": (lambda x: x * x, [(10,)], Work(10, FLOAT * 20), {}),
+    "and so is a repeated dimension": (lambda x: x.expand(1000, 10).sum(), [(10,)], Work(10_000, FLOAT * 11), {}),
+    "a transposed view": (lambda x: x.T, [(4, 5)], Work(0, 0), {}),
+    "a part": (lambda x: x.view(-1)[2:], [(4, 5)], Work(0, 0), {}),
+    "another shape in place": (lambda x: x.unsqueeze_(0), [(4, 5)], Work(0, 0), {}),
+    "empty memory": (torch.empty_like, [(4, 5)], Work(0, 0), {}),
+    "questions about a shape": (lambda x: x.shape[0] + x.dim() + x.is_contiguous(), [(4, 5)], Work(0, 0), {}),
+    "an empty tensor": (lambda x, y: x + y.expand(0, 3), [(0, 3), (1, 3)], Work(0, 0), {}),
+    "in place: reads and writes": (torch.Tensor.add_, [(10,), (10,)], Work(10, FLOAT * 30), {"writes": [0]}),
+    "no result": (
+        lambda x: torch._foreach_add_([x], 1.0), [(10,)], Work(10, FLOAT * 20), {"writes": [0], "outputs": ()}),
+    "what is overwritten is not read": (
+        torch.Tensor.copy_, [(10,), (10,)], Work(10, FLOAT * 20), {"writes": [0]}),
+    "nor is what is given as out": (
+        lambda x, y: torch.add(x, x, out=y), [(10,), (10,)], Work(10, FLOAT * 20), {"writes": [1]}),
+}  # fmt: skip
 
 
-def test_an_elementwise_op_costs_one_flop_per_element_that_it_makes():
-    assert work_of(torch.add, floats(8, 16), floats(16)) == Work(128, FLOAT * (128 + 16 + 128))
-
-
-def test_a_reduction_costs_one_flop_per_element_that_it_reads():
-    assert work_of(torch.sum, floats(100)) == Work(100, FLOAT * 101)
-
-
-def test_the_ops_of_one_task_add_up():
-    assert work_of(lambda x: x.relu() + 1, floats(10)) == Work(20, FLOAT * 40, launches=2)
-
-
-def test_a_tensor_that_comes_twice_is_read_once():
-    assert work_of(lambda x: x * x, floats(10)) == Work(10, FLOAT * 20)
-
-
-@pytest.mark.parametrize(
-    "fn", [lambda x: x.T, lambda x: x.view(-1)[2:], lambda x: x.unsqueeze_(0), torch.empty_like]
-)
-def test_views_and_empty_memory_cost_nothing(fn):
-    assert work_of(fn, floats(4, 5)) == Work(0, 0)
-
-
-def test_a_question_about_a_shape_costs_nothing():
-    assert work_of(lambda x: x.shape[0] + x.dim() + x.is_contiguous(), floats(4, 5)) == Work(0, 0)
-
-
-def test_a_product_of_more_than_two_dimensions_costs_no_more_than_its_bmm():
-    assert work_of(torch.matmul, floats(4, 2, 3), floats(3, 5)) == Work(
-        2 * 8 * 3 * 5, FLOAT * (24 + 15 + 40)
-    )
-
-
-def test_a_repeated_dimension_is_read_once():
-    assert work_of(lambda x: x.expand(1000, 10).sum(), floats(10)) == Work(10_000, FLOAT * 11)
-
-
-def test_an_empty_tensor_costs_nothing():
-    assert work_of(torch.add, floats(0, 3), floats(1, 3).expand(0, 3)) == Work(0, 0)
-
-
-def test_writing_in_place_reads_and_writes():
-    assert work_of(torch.Tensor.add_, floats(10), floats(10), writes=[0]) == Work(10, FLOAT * 30)
-
-
-def test_an_op_that_returns_nothing_still_writes():
-    assert work_of(
-        lambda x: torch._foreach_add_([x], 1.0), floats(10), writes=[0], outputs=()
-    ) == Work(10, FLOAT * 20)
-
-
-def test_what_is_overwritten_is_not_read():
-    assert work_of(torch.Tensor.copy_, floats(10), floats(10), writes=[0]) == Work(10, FLOAT * 20)
-    assert work_of(lambda x, y: torch.add(x, x, out=y), floats(10), floats(10), writes=[1]) == Work(
-        10, FLOAT * 20
-    )
+@pytest.mark.parametrize("what", COUNTED)
+def test_what_is_counted(what):
+    fn, shapes, work, facts = COUNTED[what]
+    assert work_of(fn, *(floats(*shape) for shape in shapes), **facts) == work
 
 
 def test_a_lookup_reads_only_what_it_returns():
@@ -201,10 +171,6 @@ def test_constraints_and_devices_in_calls_do_not_matter():
 def test_examples_on_meta_need_no_memory():
     big = torch.empty(10**6, 10**6, device="meta")
     assert work_of(torch.mm, big, big).flops == 2 * 10**18
-
-
-def test_a_module_is_a_task():
-    assert work_of(nn.Linear(8, 3), floats(4, 8)) == Work(2 * 4 * 8 * 3, FLOAT * (32 + 24 + 3 + 12))
 
 
 def test_torch_functions_without_tensors_run():

@@ -230,29 +230,6 @@ def test_gradients_taken_within_a_task_are_as_before(backbone: nn.Linear, x: Ten
     assert backbone.weight.grad is not None
 
 
-def test_writes_to_what_autograd_follows_raise() -> None:
-    graph = asc.Graph()
-    graph.input("x").mul_(2)
-    leaf = torch.ones(2, requires_grad=True)
-    graph.run_serial(x=(given := leaf * 3))
-    assert given.tolist() == [6, 6]
-    with pytest.raises(asc.GradientError, match=LOST):
-        given.sum().backward()
-    weights = torch.ones(2, requires_grad=True)
-    graph.run_serial(x=weights)  # as an optimizer does, under no_grad
-    weights.sum().backward()
-    assert weights.grad is not None
-
-
-def test_a_capture_without_autograd_that_is_run_with_it_raises(
-    backbone: nn.Linear, x: Tensor
-) -> None:
-    with torch.no_grad():
-        graph = asc.capture(backbone, x)
-    with pytest.raises(asc.GradientError, match=LOST):
-        graph.finish(graph.run_serial(**graph.feed(x))).sum().backward()
-
-
 def test_an_input_that_did_not_require_grad_when_it_was_captured_counts(x: Tensor) -> None:
     graph = asc.capture(torch.exp, x)
     with pytest.raises(asc.GradientError, match=LOST):

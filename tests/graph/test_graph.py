@@ -14,7 +14,7 @@ from torch import nn
 import autosched as asc
 from autosched._lib.tree import flatten
 from autosched.errors import GraphError
-from autosched.graph.graph import Graph, Use
+from autosched.graph.graph import Graph
 from autosched.graph.value import Value
 
 
@@ -75,13 +75,6 @@ def test_an_input_has_the_bytes_that_are_given():
         graph.input("z", nbytes=-1)
 
 
-def test_a_task_is_found_by_its_name_also_where_its_results_have_others():
-    graph = Graph()
-    (result,) = graph.add(identity, graph.input("x"), name="t", outputs=("y",))
-    assert graph.task("t").outputs == (Use(result.index, 0),)
-    assert graph.value("y") is result
-
-
 # ---- versions and dependencies
 
 
@@ -120,42 +113,6 @@ def test_versions_and_dependencies_of_every_kind():
     assert graph.last_version(w.index) == 2
 
 
-def test_tasks_that_draw_random_numbers_keep_their_order():
-    graph = Graph()
-    x = graph.input("x")
-    nn.functional.dropout(x)
-    x.relu()
-    torch.rand_like(x)
-    graph.add(identity, x, name="mine", random=True)
-    assert dependencies(graph, "rand_like") == [("dropout", "order")]
-    assert dependencies(graph, "mine") == [("rand_like", "order")]
-
-
-def test_views_share_the_versions_of_their_base():
-    graph = Graph()
-    x = graph.input("x")
-    top, bottom = x[:2], x[1:]
-    top += 1
-    y = bottom * 2
-    z = x.sum()
-    assert str(graph) == text("""
-        graph graph
-          input x
-          getitem(x)
-          getitem_1(x)
-          iadd(getitem): writes getitem
-          mul(getitem_1@1)
-          sum(x@1)
-    """)
-    assert graph.members(bottom.index) == [x.index, top.index, bottom.index]
-    assert graph.members(y.index) == (y.index,)
-    assert dependencies(graph, "iadd") == [("getitem", "data"), ("getitem_1", "anti")]
-    assert dependencies(graph, "mul") == [("getitem_1", "data"), ("iadd", "data")]
-    assert dependencies(graph, "sum") == [("iadd", "data")]
-    assert {graph.last_version(v.index) for v in (x, top, bottom)} == {1}
-    assert graph.last_version(z.index) == 0
-
-
 def test_tasks_that_write_disjoint_parts_do_not_depend_on_each_other():
     graph = Graph()
     x = graph.input("x")
@@ -191,36 +148,6 @@ def test_tasks_that_write_disjoint_parts_do_not_depend_on_each_other():
     ]
 
 
-def test_parts_that_an_index_writes_need_no_view():
-    graph = Graph()
-    x = graph.input("x")
-    x[:, 0] = 1.0
-    x[:, 1] = 2.0
-    x[1:] = 3.0
-    x[x > 0] = 4.0
-    assert dependencies(graph, "setitem_1") == []
-    assert dependencies(graph, "setitem_2") == [("setitem", "data"), ("setitem_1", "data")]
-    assert {name for name, _ in dependencies(graph, "setitem_3")} >= {
-        "setitem",
-        "setitem_1",
-        "setitem_2",
-    }
-
-
-def test_an_item_changed_in_place_is_not_put_back_where_it_is():
-    graph = Graph()
-    x = graph.input("x")
-    x[1:] += 1
-    x["key"] += 1
-    assert [task.name for task in graph.tasks] == [
-        "getitem",
-        "iadd",
-        "getitem_1",
-        "iadd_1",
-        "setitem",
-    ]
-
-
 def test_a_view_through_a_function_of_ones_own_may_see_all_of_its_base():
     graph = Graph()
     x = graph.input("x")
@@ -240,60 +167,10 @@ def test_pieces_of_a_split_are_apart():
     assert dependencies(graph, "iadd_1") == [("chunk", "data")]
 
 
-def test_a_schedules_own_copy_of_a_graph_does_not_grow():
-    graph = Graph()
-    y = graph.input("x") + 1
-    graph.output(y=y)
-    copied = graph.snapshot()
-    for grow in (
-        lambda: copied.input("z"),
-        lambda: copied.add(abs, torch.ones(1)),
-        lambda: copied.output(z=copied.value("x")),
-    ):
-        with pytest.raises(GraphError, match="own copy"):
-            grow()
-    assert len(copied) == 1
-
-
-def test_a_view_of_a_plain_tensor_shares_the_versions_of_its_constant():
-    graph = Graph()
-    tensor, index = torch.ones(2, 2), graph.input("index")
-    view = tensor[index]
-    assert graph.values[view.root].tensor is tensor
-
-
 def test_an_item_of_a_plain_list_is_no_view():
     graph = Graph()
     item = graph.add(operator.getitem, [3, 4], graph.input("index"))
     assert (graph.task(item.name).view, item.root) == (False, item.index)
-
-
-def test_a_view_is_free_and_ignores_constraints_and_a_possible_view_does_not():
-    graph = Graph()
-    x = graph.input("x")
-    with graph.on("cuda:0"):
-        view, perhaps = x.T, x.reshape(2, 2)
-    tasks = graph.task(view.name), graph.task(perhaps.name)
-    assert [(task.view, task.device) for task in tasks] == [(True, None), (False, "cuda:0")]
-    assert perhaps.root == x.index
-
-
-def test_aliases_joins_what_a_function_returns_to_its_argument():
-    graph = Graph()
-    x = graph.input("x")
-    same = graph.add(identity, x, aliases=x)
-    x += 1
-    assert graph.add(identity, same, name="t").name == "t"
-    assert graph.task("t").reads == (Use(same.index, 1),)
-
-
-def test_a_task_that_writes_two_views_of_one_value_leaves_one_new_version():
-    graph = Graph()
-    x = graph.input("x")
-    a, b = x[0], x[1]
-    graph.add(identity, a, b, writes=[a, b], name="both")
-    assert graph.task("both").writes == (Use(a.index, 0), Use(b.index, 0))
-    assert graph.last_version(x.index) == 1
 
 
 # ---- what torch and Python spell
@@ -377,16 +254,6 @@ def test_what_writes_in_place_is_seen(change, line):
     assert graph.last_version(x.index) == 1
 
 
-def test_setitem_runs_as_in_torch():
-    graph = Graph()
-    x, y = graph.inputs("x", "y")
-    x[0] = y
-    x[1] += y
-    graph.output(x)
-    result = graph.run_serial(x=torch.zeros(3, 2), y=torch.ones(2))["x"]
-    assert result.tolist() == [[1, 1], [1, 1], [0, 0]]
-
-
 def test_out_may_be_a_tuple():
     graph = Graph()
     x, values, indices = graph.inputs("x", "values", "indices")
@@ -455,15 +322,6 @@ def test_constraints_nest_and_hold_for_inputs_and_tasks():
     assert str(graph).splitlines()[1] == "  input x on cuda:0"
 
 
-def test_a_constraint_ends_with_its_block_also_after_an_error():
-    graph = Graph()
-    x = graph.input("x")
-    with pytest.raises(RuntimeError, match="mine"), graph.on("cuda:0"):
-        raise RuntimeError("mine")
-    x + 1
-    assert graph.tasks[0].device is None
-
-
 def test_a_snapshot_stays_as_it_is():
     graph = Graph()
     x = graph.input("x")
@@ -475,12 +333,6 @@ def test_a_snapshot_stays_as_it_is():
     graph.output(y)
     assert (str(copied), copied.users, copied.members(y.index)) == before
     assert (copied.last_version(y.index), copied.is_used(y.index)) == (0, False)
-
-
-def test_repr_counts():
-    graph = Graph("g")
-    graph.output(y=graph.input("x") + 1)
-    assert (repr(graph), len(graph)) == ("<Graph 'g': 1 tasks, 1 inputs, 1 outputs>", 1)
 
 
 # ---- the user's line
@@ -603,16 +455,10 @@ TREE = "outputs= of task 't' must be a number or a tree of names, got"
         (lambda g, x, y, z: g.add(identity, name="x"), TAKEN),
         (lambda g, x, y, z: g.constant(torch.ones(1), "x"), TAKEN),
         (lambda g, x, y, z: g.add(3), f"{FIRST} 3"),
-        (
-            lambda g, x, y, z: g.add(x.relu()),
-            f"{FIRST} Value('relu'); write graph.add(f, x), not graph.add(f(x))",
-        ),
+        (lambda g, x, y, z: g.add(x.relu()), f"{FIRST} Value('relu'); write graph.add(f, x), not graph.add(f(x))"),
         (lambda g, x, y, z: g.add(identity, x, writes=y), NO_ARGUMENT),
         (lambda g, x, y, z: g.add(identity, x, aliases=y), NO_ARGUMENT),
-        (
-            lambda g, x, y, z: g.record(operator.iadd, (3, x), {}),
-            "cannot write 3 in place: it is no tensor",
-        ),
+        (lambda g, x, y, z: g.record(operator.iadd, (3, x), {}), "cannot write 3 in place: it is no tensor"),
         (lambda g, x, y, z: g.add(identity, [z]), ELSEWHERE),
         (lambda g, x, y, z: x @ z, ELSEWHERE),
         (lambda g, x, y, z: g.output(z), ELSEWHERE),
@@ -630,14 +476,8 @@ TREE = "outputs= of task 't' must be a number or a tree of names, got"
             "outputs= of task 't' has the name 'a' twice; names are unique",
         ),
         (lambda g, x, y, z: g.output(y=3), "an output must be a Value of graph 'g', got 3"),
-        (
-            lambda g, x, y, z: (g.output(x), g.output(x=y)),
-            "output 'x' is declared twice; outputs so far: 'x'",
-        ),
-        (
-            lambda g, x, y, z: g.output(y, y),
-            "output 'y' is declared twice; outputs so far: 'y'",
-        ),
+        (lambda g, x, y, z: (g.output(x), g.output(x=y)), "output 'x' is declared twice; outputs so far: 'x'"),
+        (lambda g, x, y, z: g.output(y, y), "output 'y' is declared twice; outputs so far: 'y'"),
         (lambda g, x, y, z: (x + y, g.task("x")), "graph 'g' has no task 'x'; tasks are 'add'"),
         (lambda g, x, y, z: g.value("t"), "graph 'g' has no value 't'; values are 'x', 'y'"),
         (lambda g, x, y, z: g.task("y"), "graph 'g' has no task 'y'; tasks are none"),
@@ -646,7 +486,7 @@ TREE = "outputs= of task 't' must be a number or a tree of names, got"
             "graph 'g' has no value 'z'; values are 'x', 'y', 'x0', 'x1', 'x2', 'x3', 'x4', 'x5' and 3 more",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_graph_refuses(graph, act, message):
     other = Graph("other")
     with refused(message):
@@ -747,20 +587,6 @@ def test_a_value_moves_as_a_tensor_does_and_shows_its_parts():
     assert "'relu' of Value('x')" in repr(x.relu)
 
 
-def test_who_draws_from_generators_of_their_own_need_not_wait_for_each_other() -> None:
-    graph = asc.Graph(generators={"cuda:0": "cuda:0", "cuda:1": "cuda:0", "cuda:2": "cuda:2"})
-    x = graph.input("x")
-    devices = ("cuda:0", "cuda:1", "cuda:2", None, "cuda:0", "cuda:2")
-    for name, device in zip("abcdef", devices, strict=True):
-        graph.add(abs, x, name=name, on=device, random=True)
-    first = {
-        task.name: [graph.tasks[d.task].name for d in task.dependencies] for task in graph.tasks
-    }
-    assert first == {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
-    merged = asc.merge(graph, {"a": "pair", "b": "pair"})
-    assert [d.task for d in merged.task("c").dependencies] == []
-
-
 KEYWORDS = "value self name fn func function graph args kwargs item of options on".split()
 
 
@@ -825,11 +651,3 @@ def test_without_torch_a_method_may_have_any_name(monkeypatch):
     graph = Graph()
     graph.output(y=graph.input("x").title())
     assert graph.run_serial(x="a word") == {"y": "A Word"}
-
-
-def test_an_operator_may_return_some_of_what_it_writes() -> None:
-    graph = asc.Graph()
-    x, noise = graph.inputs("x", "noise")
-    result = graph.add(torch.ops.aten.rrelu_with_noise_.default, x, noise, 0.1, 0.3, True)
-    assert result is x
-    assert [use.value for use in graph.tasks[0].writes] == [x.index, noise.index]

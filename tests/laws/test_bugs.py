@@ -417,16 +417,8 @@ def simple() -> asc.Graph:
         ("costs", {"a": 1.0}, r"costs must be Costs, or None for a guess, got \{'a': 1.0\}"),
         ("examples", 3, "examples must be an input of each name, as a mapping, got 3"),
         ("examples", {1: 2}, "misses input 'x'|was given 1"),
-        (
-            "inputs",
-            ["x"],
-            r"inputs must be a device, or a mapping with one for each input, got \['x'\]",
-        ),
-        (
-            "outputs",
-            [],
-            r"outputs must be a device, or a mapping with one for each output, got \[\]",
-        ),
+        ("inputs", ["x"], r"inputs must be a device, or a mapping with one for each input, got \['x'\]"),
+        ("outputs", [], r"outputs must be a device, or a mapping with one for each output, got \[\]"),
         ("outputs", {"y": ["cpu"]}, r"the machine has no device \['cpu'\]"),
         (
             "backend",
@@ -457,7 +449,7 @@ def simple() -> asc.Graph:
         ),  # type: ignore[arg-type]
         ("policy", lambda *_: asc.Placement({"a": []}, ("a",)), r"the machine has no device \[\]"),  # type: ignore[dict-item]
     ],
-)
+)  # fmt: skip
 def test_arguments_of_another_kind_ended_schedule_with_an_error_of_pythons(
     option: str, item: Any, message: str
 ) -> None:

@@ -251,10 +251,7 @@ def test_links_and_flags_may_be_left_out_of_json():
         ("[" * 100_000, "not JSON: maximum recursion depth exceeded"),
         ("[]", "it must be an object, got a list"),
         ("3", "it must be an object, got 3"),
-        (
-            "{}",
-            "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'",
-        ),
+        ("{}", "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'"),
         ('{"devices": 3}', "devices must be a list, got 3"),
         ('{"devices": ["cpu"]}', 'devices[0] must be an object, got "cpu"'),
         ('{"devices": [{}]}', "devices[0] misses key 'name'; its keys are 'name', 'streams', "),
@@ -279,26 +276,14 @@ def test_links_and_flags_may_be_left_out_of_json():
             '{"devices": [{"name": "cpu"}], "links": [{"source": [], "destination": "cpu", "bytes_per_second": 1}]}',
             "links[0].source must be a string, got a list",
         ),
-        (
-            '{"devices": [{"name": "cpu"}], "colour": "red"}',
-            "it has an unknown key 'colour'; its keys are 'devices', ",
-        ),
+        ('{"devices": [{"name": "cpu"}], "colour": "red"}', "it has an unknown key 'colour'; its keys are 'devices', "),
         (
             '{"devices": [{"name": "cpu", "streams": true}]}',
             "devices[0]: device 'cpu' has True streams; 1 to 1024 are possible",
         ),
-        (
-            '{"devices": [{"name": "cpu", "nbytes": true}]}',
-            'devices[0].nbytes must be a number, or "inf", got true',
-        ),
-        (
-            '{"devices": [{"name": "cpu", "launch_seconds": "inf"}]}',
-            "devices[0]: launch_seconds of Device(name='cpu'",
-        ),
-        (
-            '{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}',
-            "not JSON: Infinity is none of its numbers; ",
-        ),
+        ('{"devices": [{"name": "cpu", "nbytes": true}]}', 'devices[0].nbytes must be a number, or "inf", got true'),
+        ('{"devices": [{"name": "cpu", "launch_seconds": "inf"}]}', "devices[0]: launch_seconds of Device(name='cpu'"),
+        ('{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}', "not JSON: Infinity is none of its numbers; "),
         (
             '{"devices": [{"name": "cpu", "flops_per_second": 1e999}]}',
             'devices[0].flops_per_second must be a number, or "inf", got Inf',
@@ -308,14 +293,11 @@ def test_links_and_flags_may_be_left_out_of_json():
             "devices[0] must be an object, got one with the key 'name' twic",
         ),
         ('{"devices": [{"name": "cpu"}], "imagined": 1}', "imagined must be True or False, got 1"),
-        (
-            '{"devices": [{"name": "cpu", "physical": 0}]}',
-            "devices[0].physical must be a string, got 0",
-        ),
+        ('{"devices": [{"name": "cpu", "physical": 0}]}', "devices[0].physical must be a string, got 0"),
         ('{"devices": [{"name": "cpu"}, {"name": "cpu"}]}', "device 'cpu' occurs twice"),
         (None, "not JSON: the JSON object must be str, bytes or bytearray, not NoneType"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_json_of_a_machine(text, reason):
     with pytest.raises(MachineError, match=f"^{re.escape(f'not the JSON of a machine: {reason}')}"):
         Machine.from_json(text)

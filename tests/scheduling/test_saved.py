@@ -376,68 +376,35 @@ def test_a_save_goes_through_a_symbolic_link_and_keeps_to_the_umask(
 # ---- what is refused
 
 
-def inputs_named(*names: str) -> asc.Graph:
+def changed(*names: str, edit: Callable[..., Any] = lambda *_: None) -> asc.Graph:
+    """Return a graph with such inputs, x and w if not said, and what is added to them."""
     graph = asc.Graph("changed")
-    graph.inputs(*names)
+    edit(graph, *graph.inputs(*(names or ("x", "w"))))
     return graph
 
 
-def changed_layers(edit: Callable[..., Any]) -> asc.Graph:
-    graph = inputs_named("x", "w")
-    edit(graph, graph.value("x"), graph.value("w"))
-    return graph
+def first(graph: asc.Graph, *args: Any, **facts: Any) -> Any:
+    """Add the first task of ``layers()``, or one like it."""
+    return graph.add(abs, *args, **{"name": "h", "on": "cuda:0", **facts})
 
 
-def rest(graph: asc.Graph, h: Any, w: Any, **facts: Any) -> None:
-    graph.output(y=graph.add(torch.matmul, h, w, **{"name": "out", "on": "cuda:1", **facts}))
-
-
+H = "task h  reads x w  makes h"
 OTHERS: dict[str, tuple[asc.Graph, str, str]] = {
-    "input": (inputs_named("x", "v"), "input w", "input v"),
-    "more": (inputs_named("x", "w", "v"), "task h  reads x w  makes h", "input v"),
-    "fewer": (inputs_named("x", "w"), "task h  reads x w  makes h", "nothing more"),
-    "name": (
-        changed_layers(lambda g, x, w: g.add(abs, x, w, name="g", on="cuda:0")),
-        "task h  reads x w  makes h",
-        "task g  reads x w  makes g",
-    ),
-    "reads": (
-        changed_layers(lambda g, x, w: g.add(abs, w, x, name="h", on="cuda:0")),
-        "task h  reads x w  makes h",
-        "task h  reads w x  makes h",
-    ),
-    "writes": (
-        changed_layers(lambda g, x, w: g.add(abs, x, w, name="h", on="cuda:0", writes=w)),
-        "task h  reads x w  makes h",
-        "task h  reads x w  writes w  makes h",
-    ),
-    "makes": (
-        changed_layers(lambda g, x, w: g.add(abs, x, w, name="h", on="cuda:0", outputs=2)),
-        "task h  reads x w  makes h",
-        "task h  reads x w  makes h.0 h.1",
-    ),
-    "sharing": (
-        changed_layers(lambda g, x, w: g.add(abs, x, w, name="h", on="cuda:0", aliases=x)),
-        "task h  reads x w  makes h",
-        "task h  reads x w  makes h  sharing x",
-    ),
+    "input": (changed("x", "v"), "input w", "input v"),
+    "more": (changed("x", "w", "v"), H, "input v"),
+    "fewer": (changed("x", "w"), H, "nothing more"),
+    "name": (changed(edit=lambda g, x, w: first(g, x, w, name="g")), H, "task g  reads x w  makes g"),
+    "reads": (changed(edit=lambda g, x, w: first(g, w, x)), H, "task h  reads w x  makes h"),
+    "writes": (changed(edit=lambda g, x, w: first(g, x, w, writes=w)), H, "task h  reads x w  writes w  makes h"),
+    "makes": (changed(edit=lambda g, x, w: first(g, x, w, outputs=2)), H, "task h  reads x w  makes h.0 h.1"),
+    "sharing": (changed(edit=lambda g, x, w: first(g, x, w, aliases=x)), H, f"{H}  sharing x"),
     "after": (
-        changed_layers(
-            lambda g, x, w: rest(g, x, w, after=g.add(abs, x, w, name="h", on="cuda:0"))
-        ),
-        "task out  reads h w  makes out  data h",
-        "task out  reads x w  makes out  order h",
-    ),
+        changed(edit=lambda g, x, w: first(g, x, w, name="out", on="cuda:1", after=first(g, x, w))),
+        "task out  reads h w  makes out  data h", "task out  reads x w  makes out  order h"),
     "label": (
-        changed_layers(
-            lambda g, x, w: g.output(
-                z=g.add(abs, g.add(abs, x, w, name="h", on="cuda:0"), w, name="out", on="cuda:1")
-            )
-        ),
-        "output out as y",
-        "output out as z",
-    ),
-}
+        changed(edit=lambda g, x, w: g.output(z=first(g, first(g, x, w), w, name="out", on="cuda:1"))),
+        "output out as y", "output out as z"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", OTHERS)
@@ -476,23 +443,20 @@ def test_a_constant_is_no_input_and_a_view_is_no_copy() -> None:
 
 
 def put(*place: Any, value: Any) -> Callable[[Any], None]:
-    """Return the edit that puts a value at a place of a document."""
+    """Return the edit that puts a value at a place of a document; with ``...``, nothing is left there."""
 
     def edit(document: Any) -> None:
         for key in place[:-1]:
             document = document[key]
         document[place[-1]] = value
+        if value is ...:
+            del document[place[-1]]
 
     return edit
 
 
 def drop(*place: Any) -> Callable[[Any], None]:
-    def edit(document: Any) -> None:
-        for key in place[:-1]:
-            document = document[key]
-        del document[place[-1]]
-
-    return edit
+    return put(*place, value=...)
 
 
 AMOUNT = 'must be a number, or "inf", got'
@@ -763,29 +727,19 @@ def test_no_file_does_harm(
         assert_refused_or_right(changed(text, data), graph)
 
 
-def test_a_schedule_with_places_is_loaded_for_the_graph_without(tmp_path):
-    def build():
-        graph = asc.Graph()
-        x = graph.input("x")
-        graph.output(y=graph.add(torch.neg, x, name="a") + 1)
-        return graph
-
-    made = asc.schedule(build(), asc.Machine.emulated(gpus=1), place={"a": "cuda:0"})
-    made.save(tmp_path / "plan.json")
-    loaded = asc.load(tmp_path / "plan.json", build())
-    assert loaded.program == made.program
-    other = build()
-    other.add(torch.neg, other.value("x"), name="b", on="cpu")
-    with pytest.raises(asc.ScheduleError, match="not the one that was saved"):
-        asc.load(tmp_path / "plan.json", other)
+def test_a_schedule_with_places_is_loaded_for_the_graph_without(path: Path) -> None:
+    made = asc.schedule(negated(), asc.Machine.emulated(gpus=1), place={"a": "cuda:0"})
+    made.save(path)
+    assert asc.load(path, negated()).program == made.program
 
 
-def test_a_schedule_that_breaks_a_constraint_of_the_graph_is_not_loaded(tmp_path):
-    def build(device):
-        graph = asc.Graph()
-        graph.output(y=graph.add(torch.neg, graph.input("x"), name="a", on=device))
-        return graph
+def negated(device: str | None = None) -> asc.Graph:
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.neg, graph.input("x"), name="a", on=device) + 1)
+    return graph
 
-    asc.schedule(build("cuda:0"), asc.Machine.emulated(gpus=1)).save(tmp_path / "plan.json")
+
+def test_a_schedule_that_breaks_a_constraint_of_the_graph_is_not_loaded(path: Path) -> None:
+    asc.schedule(negated("cuda:0"), asc.Machine.emulated(gpus=1)).save(path)
     with pytest.raises(asc.ScheduleError, match="'a' is placed on 'cuda:0' but must run on 'cpu'"):
-        asc.load(tmp_path / "plan.json", build("cpu"))
+        asc.load(path, negated("cpu"))

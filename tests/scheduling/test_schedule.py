@@ -176,45 +176,21 @@ def test_examples_give_estimated_costs():
             asc.ScheduleError,
             "a policy is a function of one problem, .* cannot be called with one: missing a required arg",
         ),
-        (
-            {"policy": lambda *_: {"a": "cpu"}},
-            asc.ScheduleError,
-            r"must return a Placement, got \{'a': 'cpu'\}",
-        ),
-        (
-            {"policy": lambda *_: asc.Placement({}, ())},
-            asc.ScheduleError,
-            "orders 0 tasks, the graph has 3",
-        ),
-        (
-            {"policy": everything_on("cuda:7")},
-            asc.MachineError,
-            "the machine has no device 'cuda:7'",
-        ),
+        ({"policy": lambda *_: {"a": "cpu"}}, asc.ScheduleError, r"must return a Placement, got \{'a': 'cpu'\}"),
+        ({"policy": lambda *_: asc.Placement({}, ())}, asc.ScheduleError, "orders 0 tasks, the graph has 3"),
+        ({"policy": everything_on("cuda:7")}, asc.MachineError, "the machine has no device 'cuda:7'"),
         (
             {"costs": asc.Costs.table({"z": 1})},
             asc.ScheduleError,
             "costs give seconds for 'z', which graph 'fork' does",
         ),
-        (
-            {"costs": asc.Costs.table({}, {"z": 1})},
-            asc.ScheduleError,
-            "costs give nbytes for 'z', which graph 'fork'",
-        ),
-        (
-            {"inputs": {"z": "cpu"}},
-            asc.GraphError,
-            "inputs= names 'z', which is no input; inputs are 'x'",
-        ),
-        (
-            {"inputs": {"x": "cuda:7"}},
-            asc.MachineError,
-            "the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'",
-        ),
+        ({"costs": asc.Costs.table({}, {"z": 1})}, asc.ScheduleError, "costs give nbytes for 'z', which graph 'fork'"),
+        ({"inputs": {"z": "cpu"}}, asc.GraphError, "inputs= names 'z', which is no input; inputs are 'x'"),
+        ({"inputs": {"x": "cuda:7"}}, asc.MachineError, "the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'"),
         ({"outputs": {"z": "cpu"}}, asc.ScheduleError, "outputs= names 'z', which is no output"),
         ({"outputs": {"both": "cuda:7"}}, asc.MachineError, "the machine has no device 'cuda:7'"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         asc.schedule(fork(), TWO_GPUS, **options)
