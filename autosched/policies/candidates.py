@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 
+from autosched.errors import ScheduleError
 from autosched.machine.machine import Device
+from autosched.placement import Placement
 from autosched.policies.heft import heft
 from autosched.policies.local_search.annealer import Progress
+from autosched.policies.local_search.portfolio import LARGE, listed
 from autosched.policies.local_search.search import quick, search
 from autosched.policies.local_search.splitting import split
 from autosched.policies.simple import round_robin, single, single_on
 from autosched.problem import Policy, Problem
 
-_SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 _EACH = 4  # devices: plans are made for each number up to this, then for powers of two
 
 
@@ -26,7 +30,7 @@ def candidates(
     """Return the policies to try: one device alone, simple policies, and a search over many lists.
 
     Of identical devices to which nothing is bound, only one is tried alone. For large graphs there
-    are no simple policies.
+    is not the time to lower plans that rarely win: lists for one device are compared with others.
 
     >>> from autosched import Graph, Machine
     >>> len(candidates(Problem(Graph(), Machine.emulated(gpus=8))))
@@ -34,12 +38,14 @@ def candidates(
     """
     machine = problem.machine
     improved = quick if seconds is None else search(seconds, seed, progress=progress)
+    if is_large(problem):
+        return (improved,)
     pinned = _bound(problem)
     like: dict[Device, str] = {}
     for device in map(machine.device, machine.computing):
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    simple = (single, round_robin, heft) if len(problem.graph) <= _SMALL else ()
+    simple = (single, round_robin, heft) if len(problem.graph) <= LARGE else ()
     return (*map(single_on, like.values()), *simple, improved)
 
 
@@ -63,6 +69,25 @@ def fewer_devices(problem: Problem) -> Iterator[Problem]:
             devices = tuple(device for device in machine.devices if device.name in names)
             links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
             yield replace(problem, machine=replace(machine, devices=devices, links=links))
+
+
+def is_large(problem: Problem) -> bool:
+    """Return whether lists are compared as they are planned, since there is no time to lower each."""
+    return len(problem.graph) > LARGE and not problem.is_limited and bool(problem.linked.all())
+
+
+def promising(problem: Problem) -> list[tuple[float, Policy]]:
+    """Return the best list for each smaller number of devices, by the makespan that is planned."""
+
+    def policy(made: Placement) -> Policy:
+        return lambda _: made
+
+    found = []
+    for fewer in fewer_devices(problem):
+        with suppress(ScheduleError):  # a task can run on none of these devices
+            makespan, made = listed(fewer)
+            found.append((makespan, policy(made)))
+    return sorted(found, key=itemgetter(0))
 
 
 def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]:

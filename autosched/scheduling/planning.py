@@ -50,7 +50,9 @@ from autosched.policies import (
 )
 from autosched.policies.candidates import (
     fewer_devices,
+    is_large,
     of_problem,
+    promising,
     splits,
     stream_limits,
 )
@@ -409,7 +411,8 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     """Return the best plan of several policies, also on fewer devices.
 
     More devices may mislead lists and searches. Plans for fewer are tried, unless a bound shows that
-    none is shorter. Splits into stages, for the period, find those that need few devices.
+    none is shorter; of a large graph, if lists promise that they are. Splits into stages, for the
+    period, find those that need few devices.
     """
     frugal = (single, m_etf, least_memory) if problem.is_limited else ()
     limits = stream_limits(problem)
@@ -420,8 +423,14 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
         policies = (*policies, *of_problem(one, candidates(problem)))
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
-    smaller = fewer_devices(problem.confined) if problem.goal.objective == "makespan" else ()
-    for fewer in smaller:
+    if problem.goal.objective == "period":
+        return plan
+    if is_large(problem):
+        for makespan, policy in promising(problem):
+            if makespan < plan.makespan:
+                plan = min(plan, best_plan(problem, [policy], limits), key=merit)
+        return plan
+    for fewer in fewer_devices(problem.confined):
         if exceeds(fewer, plan.makespan):
             break  # what is planned for still fewer devices is possible on these, too
         others = of_problem(fewer, (*candidates(fewer), *frugal))

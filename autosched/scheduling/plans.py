@@ -146,7 +146,7 @@ def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
         one = count == 1  # run that reaches the period
         program = fitted(own, plan.placement) if one else replace(program, in_flight=count)
     _warn_of_memory(own, program, level=6)
-    return replace(plan, program=program)
+    return plan if program is plan.program else replace(plan, program=program)
 
 
 def _looped(problem: Problem, placement: Placement, program: Program) -> Program:

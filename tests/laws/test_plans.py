@@ -58,7 +58,8 @@ def tangled(seed: int, kinds: bool) -> asc.Graph:
     ("seed", "kinds", "nbytes"), [(2, False, 1e12), (3, True, 1e12), (9, True, 3e7)]
 )
 def test_more_devices_are_never_slower(monkeypatch, large, seed, kinds, nbytes):
-    monkeypatch.setattr(sys.modules["autosched.policies.candidates"], "_SMALL", large)
+    for module in ("candidates", "local_search.search", "local_search.portfolio"):
+        monkeypatch.setattr(sys.modules[f"autosched.policies.{module}"], "LARGE", large)
     graph = tangled(seed, kinds)
     two, four = (
         asc.schedule(graph, asc.Machine.emulated(gpus=gpus, nbytes=nbytes)) for gpus in (2, 4)

@@ -36,7 +36,9 @@ _BIASES = sorted(
     itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1])
 )
 KERNELS = longest, list_schedule, decode, optimistic
-_WORK = 2e7  # steps for all lists of a large graph, about a second
+_WORK = 2e7  # steps for all lists of a graph, about a second
+LARGE = 2_000  # tasks, from which there is time for a few plans alone,
+_PLACED = 120_000  # and for lists of so many tasks together
 
 
 @without_collecting()
@@ -55,9 +57,14 @@ def portfolio(problem: Problem) -> Placement:
     """
     if Possible(problem).partial:
         return heft(problem)
+    return listed(problem)[1]
+
+
+def listed(problem: Problem) -> tuple[float, Placement]:
+    """Return the best list, or one device alone, with its makespan as it is planned."""
     listing = Listing(problem.tables, mode(members(problem) * steps(problem), *KERNELS))
     found = best_listed(listing, members(problem))
-    return listing.placement(problem, found)
+    return found.makespan, listing.placement(problem, found)
 
 
 def steps(problem: Problem) -> float:
@@ -69,7 +76,9 @@ def members(problem: Problem) -> int:
     """Return how many lists there is time for, at least a few; one stream needs one list."""
     if problem.tables.streams.sum() == 1:
         return 1
-    return max(6, min(4 * len(_BIASES), int(_WORK / max(steps(problem), 1))))
+    count = len(problem.graph)
+    most = _WORK / max(steps(problem), 1) if count <= LARGE else _PLACED / count
+    return max(6, min(4 * len(_BIASES), int(most)))
 
 
 def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:

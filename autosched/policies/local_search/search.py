@@ -43,7 +43,7 @@ from autosched.policies.local_search.annealer import (
     cool,
     cool_until,
 )
-from autosched.policies.local_search.portfolio import KERNELS, best_listed, members, steps
+from autosched.policies.local_search.portfolio import KERNELS, LARGE, best_listed, members, steps
 from autosched.problem import Policy, Problem
 
 _MOVES = 300_000  # of a search without a time limit
@@ -51,14 +51,12 @@ _QUICK = 40_000  # of a quick search: at most, and per task
 _EACH = 2_000
 _DECODED = 8_000_000  # tasks placed, at most; half as many with contention, which takes longer,
 _STARTS = 4  # in this many starts at most, if their tasks are less than half of these
-_TOO_MANY = 2_000  # tasks, from which that few moves gain nothing
 # Of the time, for annealing before CP-SAT: the fraction, and the most seconds.
 _FIRST = 0.3
 _LONGEST = 3.0
 _EXACT_FIRST = 0.1  # and of ``exact``
 _EXACT_LONGEST = 2.0
 _EXACT_ABOUT = 24.0  # seconds of ``exact``, at most, without a time limit
-_BOUNDED = 2_000  # tasks, up to which a lower bound is worth computing
 _ROUNDING = 1e-12  # by which a sum of seconds in another order may exceed its bound, relatively
 
 
@@ -133,7 +131,7 @@ def _annealed(
         return heft(problem), False
     work = members(problem) * steps(problem) if seconds is None else math.inf
     listing = Listing(problem.tables, mode(work, *KERNELS))
-    least = max(bounds(problem).values()) if len(problem.graph) <= _BOUNDED else 0.0
+    least = max(bounds(problem).values()) if len(problem.graph) <= LARGE else 0.0
     enough = least * (1 + _ROUNDING)
     found = best = best_listed(listing, members(problem), enough)
     stopped = False
@@ -169,7 +167,7 @@ def quick(problem: Problem) -> Placement:
     """Improve the portfolio's best placement by few moves, in a moment."""
     n = max(len(problem.graph), 1)
     placed = _DECODED // (2 if problem.machine.contention else 1)
-    moves = min(_QUICK, _EACH * n, placed // n) if n <= _TOO_MANY else 0
+    moves = min(_QUICK, _EACH * n, placed // n) if n <= LARGE else 0
     starts = min(_STARTS, placed // max(2 * moves * n, 1))
     return search(moves=moves, starts=max(starts, 1))(problem)
 
