@@ -1,16 +1,16 @@
 """Write programs as Python: what is shown to people, and the functions that threads execute.
 
-    slots       the values of a program, which get variables
     calls       a task as a line; its parts, and regions, as lines
+    slots       the values of a program, which get variables; each instruction as lines
     threads     functions of threads, with the instruction that each line belongs to
     composite   merged tasks, which are functions of their parts
     names       identifiers for the names that users chose
-    origins     where a function is defined
-    functions   how a line refers to a function: import, copied source, parameter; or bound to a name
+    functions   how a line refers to a function: import, parameter; or bound to a name
 
-``generate`` writes source that people read, keep and run without this package. It does what the
-backend ``accelerator`` does: it uses the same streams, events between them, non-blocking copies,
-and ``del`` where the program frees memory. Its statements are those that the runtime executes.
+``generate`` writes source that people read, keep and run without this package. One class writes the
+instructions of a program for both: ``slots.Writer``. Where the runtime calls what a backend returns,
+the source has torch's streams, events between them, non-blocking copies, and ``del`` where the
+program frees memory.
 
 One thread issues everything, so that the source can be read from top to bottom. A CPU task
 therefore delays what is issued after it; results are the same. Knows no times. Generating source
@@ -20,7 +20,7 @@ inspects the loaded modules to find the definitions of functions, and runs no us
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -28,17 +28,28 @@ from textwrap import fill
 from typing import Any
 
 from autosched._lib.allowed import is_storage
-from autosched._lib.text import count, duration, file_name
+from autosched._lib.text import count, duration
 from autosched.codegen.calls import Statements, call_of, is_region, region_text
 from autosched.codegen.functions import Functions, quoted
 from autosched.codegen.names import Names, identifier
-from autosched.codegen.slots import Slots
+from autosched.codegen.slots import Slots, Writer
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph, Value
-from autosched.graph.task import Task
+from autosched.graph.task import Here, Task
 from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Free,
+    Program,
+    Receive,
+    Record,
+    Run,
+    Send,
+    Stream,
+    Wait,
+    occupied,
+)
 
 __all__ = ["Code", "generate"]
 
@@ -88,42 +99,62 @@ def generate(
         raise MachineError(
             "a machine without contention is for planning: copies of real devices need copy streams"
         )
-    return _Writer(program, graph, machine).code(seconds)
+    return _Source(program, graph, machine).code(seconds)
 
 
-class _Writer:
+class _Source(Writer):
+    """Writes a program as a module; one thread issues everything, in the order of the program."""
+
     def __init__(self, program: Program, graph: Graph, machine: Machine):
-        self.program = program
-        self.graph = graph
-        self.machine = machine
         names = Names(module=_HELPERS, both=_USED_IN_STEP)
         self.functions = Functions(names)
+        slots = Slots(program, graph)
+        super().__init__(program, graph, slots, Statements(self.functions, names.variable))
+        self.machine = machine
         inputs = [value for value in graph.sources if value.tensor is None]
-        self.inputs = {value.index: names.parameter(value.name) for value in inputs}
-        self.module = _name_globals(program, machine, names)
-        reads = any(isinstance(task.fn, StoredTensor) for task in graph.tasks)
-        self.preamble = list(_preamble(program, machine, self.module, reads))
+        self.inputs = {value.name: names.parameter(value.name) for value in inputs}
+        # The module's names of devices, accelerator streams and their events.
+        copies = [i for i in program if isinstance(i, Copy) and not is_storage(i.source)]
+        streams = [stream for stream in program.streams if not self._is_cpu(stream.device)]
+        used = {stream.device for stream in streams}
+        used |= {copy.destination for copy in copies if not copy.overwrite}
+        self.devices = {
+            name: names.shared(identifier(name.replace(":", "")))
+            for name in machine.names
+            if name in used
+        }
+        streams.sort(key=lambda stream: machine.names.index(stream.device))
+        self.streams = {
+            stream: names.shared(f"{self.devices[stream.device]}_{stream.name}")
+            for stream in streams
+        }
+        recorded = [i for i in program if isinstance(i, Record) and i.stream in self.streams]
+        self.events = {i.event: names.shared(f"e{i.event}") for i in recorded}
+        self.preamble = list(self._preamble(recorded, copies))
         for task in filter(is_region, graph.tasks):
             write = partial(region_text, task, functions=self.functions, names=names)
             self.functions.define(task.fn, task.name, write)
-        self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
-        for task in self.tasks.values():  # names in calls precede names of values
+        # Names in calls precede names of values.
+        for task in (each for top in graph.tasks for each in _called(top)):
             if not isinstance(task.fn, StoredTensor):
                 call_of(self.functions, task, lambda _: "_", lambda _: "_")
-        constants = {
-            value.index: self.functions.give(value.tensor, value.name, "")
+        given = {
+            value.name: self.functions.give(value.tensor, value.name)
             for value in graph.sources
             if value.tensor is not None
         }
-        self.body = _Body(
-            program, graph, machine, self.module, self.functions, names, self.inputs | constants
-        )
+        # The variables of slots.
+        self.at = {slot: (self.inputs | given)[name] for name, slot in self.slots.homes.items()}
 
     def code(self, seconds: float | None) -> Code:
-        lines = list(self.body.lines())
+        """Return the source; ``seconds`` are predicted."""
+        lines = list(self._lines())
+        preamble = "".join(self.preamble)
+        used = [name for name in ("copy", "functools", "threading") if f"{name}." in preamble]
+        imports = [*self.functions.imports, *(f"import {name}" for name in ("torch", *used))]
         parts = [
             "\n".join(self._docstring(seconds)) + "\n",
-            _imports([*self.functions.imports, "import torch", *self._helpers()]),
+            _imports(imports),
             *self.preamble,
             *self.functions.texts,
             "\n".join([*self._head(), *lines]) + "\n",
@@ -132,11 +163,6 @@ class _Writer:
         code.given = dict(self.functions.given)
         return code
 
-    def _helpers(self) -> Iterator[str]:
-        texts = "".join(self.preamble)
-        modules = "copy", "functools", "threading"
-        yield from (f"import {name}" for name in modules if f"{name}." in texts)
-
     def _docstring(self, seconds: float | None) -> Iterator[str]:
         used = {stream.device for stream in self.program.streams}
         devices = [name for name in self.machine.names if name in used]
@@ -144,34 +170,183 @@ class _Writer:
         where = ", ".join(devices) or "no device"
         tasks = count(len(self.graph), "task").replace(",", "")
         first = f"{self.graph.name}: {tasks} on {where}{about}. Written by autosched."
-        notes = [_FREED] if self.module.streams else []
-        notes += [*self._renamed(), *self._needed()]
+        notes = [_FREED] if self.streams else []
+        notes += [
+            f"Parameter {name} is input {quoted(own)} of the graph."
+            for own, name in self.inputs.items()
+            if name != own
+        ]
+        notes += [
+            f"Parameter {name} takes what no text can hold: {_described(item)}."
+            for name, item in self.functions.given.items()
+        ]
         yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), _WIDTH)
         if notes:
             yield ""
             yield from (fill(_escaped(note), _WIDTH, subsequent_indent="    ") for note in notes)
             yield '"""'
 
-    def _renamed(self) -> Iterator[str]:
-        for index, name in self.inputs.items():
-            own = self.graph.values[index].name
-            if name != own:
-                yield f"Parameter {name} is input {quoted(own)} of the graph."
-
-    def _needed(self) -> Iterator[str]:
-        for name, item in self.functions.given.items():
-            user = self.functions.uses[name]
-            where = file_name(self.tasks[user].source) if user else ""
-            used = f", for task {user}, added at {where}" if user else ""
-            yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
-
     def _head(self) -> Iterator[str]:
         yield "@torch.no_grad()"
-        if self.module.streams:
+        if self.streams:
             yield "@ordered_with_caller"
         given = ["*", *self.functions.given] if self.functions.given else []
         yield f"def step({', '.join([*self.inputs.values(), *given])}):"
         yield '    """Run once; return the outputs by name."""'
+
+    # ---- what precedes `step`
+
+    def _preamble(self, recorded: Sequence[Record], copies: Sequence[Copy]) -> Iterator[str]:
+        """Yield parts, each of whole lines."""
+        if self.devices:
+            yield "\n".join(self._device_lines()) + "\n"
+        if self.streams:
+            real = [name for device, name in self.devices.items() if not self._is_cpu(device)]
+            yield _IDLE
+            yield _STREAMS.replace("{real}", ", ".join(real) + ("," if len(real) == 1 else ""))
+            yield "\n".join(self._stream_lines(recorded, copies)) + "\n"
+            yield _ORDERED
+        if any(not copy.overwrite for copy in copies):
+            yield _TO
+        if any(isinstance(task.fn, StoredTensor) for task in self.graph.tasks):
+            pinned = "torch.accelerator.is_available()" if self.streams else "False"
+            yield _READ.replace("{pinned}", pinned)
+
+    def _device_lines(self) -> Iterator[str]:
+        if self.streams:
+            hint = 'To run this without accelerators, make each of them "cpu": streams do nothing then.'
+            yield f"# The devices. {hint}"
+        for device, name in self.devices.items():
+            yield f'{name} = torch.device("{"cpu" if self._is_cpu(device) else self._real(device)}")'
+
+    def _stream_lines(self, recorded: Sequence[Record], copies: Sequence[Copy]) -> Iterator[str]:
+        for stream, name in self.streams.items():
+            yield f"{name} = Stream({self.devices[stream.device]})"
+        for i in recorded:
+            yield f"{self.events[i.event]} = Event({self.devices[i.stream.device]})"
+        yield f"streams = [{', '.join(self.streams.values())}]"
+        hosts = {c.stream for c in copies if self._is_cpu(c.source) or self._is_cpu(c.destination)}
+        host = [name for stream, name in self.streams.items() if stream in hosts]
+        yield f"host_streams = [{', '.join(host)}]  # copy from or to host memory"
+
+    def _is_cpu(self, device: str) -> bool:
+        return not self.machine.device(device).is_accelerator
+
+    # ---- the body of `step`
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the lines, indented, with a section for each run of instructions on one stream."""
+        for section in self._sections():
+            yield f"    # stream {' and '.join(map(str, section.streams))}"
+            known = self.streams
+            streams = [known[stream] for stream in section.streams if stream in known]
+            indent = 8 if streams and section.launches else 4
+            if indent == 8:
+                yield f"    with {', '.join(streams)}:"
+            yield from (" " * indent + line for line in section.lines)
+        found = [f"{quoted(label)}: {self.at[slot]}" for label, slot in self.slots.outputs_at]
+        yield f"    return {{{', '.join(found)}}}"
+
+    def _sections(self) -> list[_Section]:
+        sections: list[_Section] = []
+        for i, instruction in enumerate(self.program):
+            lines = list(self.texts(i, self.at))
+            if not lines:
+                continue
+            streams = occupied(instruction)
+            launches = isinstance(instruction, (Run, Copy))
+            if not sections or not sections[-1].takes(streams, launches):
+                sections.append(_Section(streams))
+            section = sections[-1]
+            if launches:
+                section.streams = streams
+                section.launches = True
+            last = section.lines[-1] if section.lines else ""
+            if isinstance(instruction, Free) and last.startswith("del "):
+                lines = [f"{section.lines.pop()}, {lines[0].removeprefix('del ')}"]
+            section.lines += lines
+        return sections
+
+    # ---- instructions
+
+    def run(self, i: int, task: Task, device: str, names: dict[int, str]) -> Iterator[str]:
+        """Yield the statements of a task; what reads a file is written as such."""
+        if not isinstance(task.fn, StoredTensor):
+            yield from super().run(i, task, device, names)
+        elif (slot := self.slots.made[i][0]) is not None:
+            yield self._read(task.result, slot, names)
+
+    def place(self, leaf: Here, device: str) -> str:
+        """Return the name of a device of the module."""
+        return self.devices.get(device) or 'torch.device("cpu")'
+
+    def event(self, event: Record | Wait) -> Iterator[str]:
+        """Yield a record or a wait; work of CPU streams has ended when the next line begins."""
+        stream = self.streams.get(event.stream)
+        name = self.events.get(event.event)
+        if isinstance(event, Record) and stream is not None:
+            yield f"{name}.record({stream})"
+        elif isinstance(event, Wait) and name is not None:
+            yield f"{name}.synchronize()" if stream is None else f"{stream}.wait_event({name})"
+
+    def free(self, stream: Stream, names: Sequence[str]) -> Iterator[str]:
+        """Yield the deletion of variables."""
+        if not is_storage(stream.device):
+            yield f"del {', '.join(dict.fromkeys(names))}"
+
+    def copy(self, i: int, copy: Copy | Send | Receive, names: dict[int, str]) -> Iterator[str]:
+        """Yield a copy on the current streams, or a read of a file."""
+        assert isinstance(copy, Copy), "a program of all ranks has no halves of copies"
+        value = self.graph.value(copy.value)
+        (made,) = self.slots.made[i]
+        assert made is not None
+        if is_storage(copy.source):
+            yield self._read(value, made, names)
+            return
+        source = names[self.slots.reads[i][0]]
+        one, other = (self._real(end) for end in (copy.source, copy.destination))
+        ends = [self.streams.get(stream, "") for stream in occupied(copy)]
+        # Between two devices, torch makes the streams wait for each other.
+        same_device = one == other and len(ends) == 2 and all(ends)
+        if same_device:
+            yield f"{ends[1]}.wait_stream({ends[0]})"
+        if copy.overwrite:
+            yield f"{names[made]}.copy_({source}, non_blocking=True)"
+        else:
+            device = self.devices[copy.destination]
+            version = f"_v{copy.version}" if copy.version else ""
+            names[made] = self.statements.variable(f"{value.name}{version}_{device}")
+            yield f"{names[made]} = to({source}, {device})"
+        if same_device:
+            yield f"{ends[0]}.wait_stream({ends[1]})"
+
+    def _real(self, device: str) -> str:
+        return self.machine.device(device).physical or device
+
+    def _read(self, value: Value, slot: int, names: dict[int, str]) -> str:
+        """Return the statement that reads a value from a file into a slot."""
+        assert value.producer is not None
+        stored = self.graph.tasks[value.producer].fn
+        assert isinstance(stored, StoredTensor)
+        names[slot] = self.statements.variable(value.name)
+        where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
+        call = [*where, str(stored.offset), str(stored.nbytes)]
+        return f"{names[slot]} = read({', '.join(call)})"
+
+
+@dataclass
+class _Section:
+    """Consecutive instructions of one stream, or of two for a copy between accelerators."""
+
+    streams: tuple[Stream, ...]
+    launches: bool = False
+    lines: list[str] = field(default_factory=list)
+
+    def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
+        """Whether an instruction can be added to this section."""
+        if self.launches and launches:
+            return self.streams == streams
+        return self.streams[0] == streams[0]
 
 
 def _called(task: Task) -> Iterator[Task]:
@@ -215,7 +390,7 @@ def _escaped(text: str) -> str:
     return shown.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
-# ---- what precedes `step`: devices, streams, events and helpers
+# ---- helpers
 
 _HELPERS = [
     *"Event Idle Stream ordered_with_caller copy current_stream".split(),
@@ -237,7 +412,7 @@ class Idle:
 
 _STREAMS = """
 Stream, Event, current_stream = torch.Stream, torch.Event, torch.accelerator.current_stream
-if {idle}:
+if all(device.type == "cpu" for device in ({real})):
     Stream = Event = current_stream = Idle
 """
 
@@ -302,243 +477,3 @@ def read(path, dtype, shape, offset, nbytes):
             left = left[count:]
     return memory.view(dtype).view(shape)
 '''
-
-
-def _name_globals(program: Program, machine: Machine, names: Names) -> _Globals:
-    """Take the names of streams, of devices with streams, and of devices that are copied to."""
-    copies = [i for i in program if isinstance(i, Copy) and not is_storage(i.source)]
-    used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
-    used |= {copy.destination for copy in copies if not copy.overwrite}
-    devices = {
-        name: names.shared(identifier(name.replace(":", "")))
-        for name in machine.names
-        if name in used
-    }
-    streams = [stream for stream in program.streams if not _is_cpu(machine, stream.device)]
-    ordered = sorted(streams, key=lambda stream: machine.names.index(stream.device))
-    recorded = [i.event for i in program if isinstance(i, Record) and i.stream in streams]
-    return _Globals(
-        devices,
-        {stream: names.shared(f"{devices[stream.device]}_{stream.name}") for stream in ordered},
-        {event: names.shared(f"e{event}") for event in recorded},
-    )
-
-
-def _preamble(program: Program, machine: Machine, module: _Globals, reads: bool) -> Iterator[str]:
-    """Yield the parts of the preamble, each of whole lines; ``reads``: tasks read files."""
-    if module.devices:
-        yield "\n".join(_devices(machine, module)) + "\n"
-    if module.streams:
-        yield _IDLE
-        yield _STREAMS.replace("{idle}", _idle(machine, module))
-        yield "\n".join(_streams(program, machine, module)) + "\n"
-        yield _ORDERED
-    if any(isinstance(i, Copy) and not i.overwrite and not is_storage(i.source) for i in program):
-        yield _TO
-    if reads:
-        pinned = "torch.accelerator.is_available()" if module.streams else "False"
-        yield _READ.replace("{pinned}", pinned)
-
-
-def _devices(machine: Machine, module: _Globals) -> Iterator[str]:
-    if module.streams:
-        hint = 'To run this without accelerators, make each of them "cpu": streams do nothing then.'
-        yield f"# The devices. {hint}"
-    for device, name in module.devices.items():
-        real = "cpu" if _is_cpu(machine, device) else machine.device(device).physical or device
-        yield f'{name} = torch.device("{real}")'
-
-
-def _idle(machine: Machine, module: _Globals) -> str:
-    """Return the condition that some stream is not real; then copies would race."""
-    names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
-    if len(names) == 1:
-        return f'{names[0]}.type == "cpu"'
-    return f'all(device.type == "cpu" for device in ({", ".join(names)}))'
-
-
-def _streams(program: Program, machine: Machine, module: _Globals) -> Iterator[str]:
-    for stream, name in module.streams.items():
-        yield f"{name} = Stream({module.devices[stream.device]})"
-    of_device: dict[str, list[str]] = {}
-    for i in program:
-        if isinstance(i, Record) and i.stream in module.streams:
-            names = of_device.setdefault(module.devices[i.stream.device], [])
-            names.append(module.events[i.event])
-    for device, events in of_device.items():
-        made = f"Event({device})"
-        if len(events) > 1:
-            made = f"({made} for _ in range({len(events)}))"
-        yield f"{', '.join(events)} = {made}"
-    yield f"streams = [{', '.join(module.streams.values())}]"
-    host = _host_streams(program, machine, module)
-    yield f"host_streams = [{', '.join(host)}]  # copy from or to host memory"
-
-
-def _host_streams(program: Program, machine: Machine, module: _Globals) -> list[str]:
-    found = {
-        copy.stream
-        for copy in program
-        if isinstance(copy, Copy)
-        and (_is_cpu(machine, copy.source) or _is_cpu(machine, copy.destination))
-    }
-    return [name for stream, name in module.streams.items() if stream in found]
-
-
-def _is_cpu(machine: Machine, device: str) -> bool:
-    return not machine.device(device).is_accelerator
-
-
-# ---- the body of `step`
-
-
-@dataclass(frozen=True)
-class _Globals:
-    """The module's names of devices, accelerator streams and their events."""
-
-    devices: Mapping[str, str]
-    streams: Mapping[Stream, str]
-    events: Mapping[int, str]
-
-
-@dataclass
-class _Section:
-    """Consecutive instructions of one stream, or of two for a copy between accelerators."""
-
-    streams: tuple[Stream, ...]
-    launches: bool = False
-    lines: list[str] = field(default_factory=list)
-
-    def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
-        """Whether an instruction can be added to this section."""
-        if self.launches and launches:
-            return self.streams == streams
-        return self.streams[0] == streams[0]
-
-
-class _Body:
-    """Writes the lines of ``step``; ``sources`` are the names of inputs and constants (indices).
-
-    Instructions are written in issue order, with a section for each run of instructions on one
-    stream. ``at`` is the variable of each slot. One thread issues everything, so work on a CPU
-    stream is complete when the next line begins: events of CPU streams need no line.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        graph: Graph,
-        machine: Machine,
-        module: _Globals,
-        functions: Functions,
-        names: Names,
-        sources: Mapping[int, str],
-    ):
-        self.program = program
-        self.graph = graph
-        self.machine = machine
-        self.module = module
-        self.statements = Statements(functions, names.variable)
-        self.names = names
-        self.slots = Slots(program, graph)
-        own = {graph.values[index].name: text for index, text in sources.items()}
-        self.at = {slot: own[name] for name, slot in self.slots.homes.items()}
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines, indented."""
-        for section in self._sections():
-            yield f"    # stream {' and '.join(map(str, section.streams))}"
-            known = self.module.streams
-            streams = [known[stream] for stream in section.streams if stream in known]
-            indent = 8 if streams and section.launches else 4
-            if indent == 8:
-                yield f"    with {', '.join(streams)}:"
-            yield from (" " * indent + line for line in section.lines)
-        found = [f"{quoted(label)}: {self.at[slot]}" for label, slot in self.slots.outputs_at]
-        yield f"    return {{{', '.join(found)}}}"
-
-    def _sections(self) -> list[_Section]:
-        sections: list[_Section] = []
-        for i, instruction in enumerate(self.program):
-            lines = list(self._lines(i, instruction))
-            if not lines:
-                continue
-            streams = occupied(instruction)
-            launches = isinstance(instruction, (Run, Copy))
-            if not sections or not sections[-1].takes(streams, launches):
-                sections.append(_Section(streams))
-            section = sections[-1]
-            if launches:
-                section.streams = streams
-                section.launches = True
-            last = section.lines[-1] if section.lines else ""
-            if isinstance(instruction, Free) and last.startswith("del "):
-                lines = [f"{section.lines.pop()}, {lines[0].removeprefix('del ')}"]
-            section.lines += lines
-        return sections
-
-    # ---- instructions
-
-    def _lines(self, i: int, instruction: Any) -> Iterator[str]:
-        streams = self.module.streams
-        events = self.module.events
-        match instruction:
-            case Run(stream, name):
-                yield from self._run(i, self.graph.task(name), stream.device)
-            case Copy():
-                yield from self._copy(i, instruction)
-            case Record(stream, event) if stream in streams:
-                yield f"{events[event]}.record({streams[stream]})"
-            case Wait(stream, event) if event in events:
-                name = events[event]
-                waits = stream in streams
-                yield f"{streams[stream]}.wait_event({name})" if waits else f"{name}.synchronize()"
-            case Free(stream) if not is_storage(stream.device):
-                freed = dict.fromkeys(self.at[slot] for slot in self.slots.freed[i])
-                yield f"del {', '.join(freed)}"
-
-    def _copy(self, i: int, copy: Copy) -> Iterator[str]:
-        value = self.graph.value(copy.value)
-        (made,) = self.slots.made[i]
-        assert made is not None
-        if is_storage(copy.source):
-            yield self._read(value, made)
-            return
-        source = self.at[self.slots.reads[i][0]]
-        one, other = (self._real(end) for end in (copy.source, copy.destination))
-        ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
-        # Between two devices, torch makes the streams wait for each other.
-        same_device = one == other and len(ends) == 2 and all(ends)
-        if same_device:
-            yield f"{ends[1]}.wait_stream({ends[0]})"
-        if copy.overwrite:
-            yield f"{self.at[made]}.copy_({source}, non_blocking=True)"
-        else:
-            device = self.module.devices[copy.destination]
-            version = f"_v{copy.version}" if copy.version else ""
-            self.at[made] = self.names.variable(f"{value.name}{version}_{device}")
-            yield f"{self.at[made]} = to({source}, {device})"
-        if same_device:
-            yield f"{ends[0]}.wait_stream({ends[1]})"
-
-    def _real(self, device: str) -> str:
-        return self.machine.device(device).physical or device
-
-    def _read(self, value: Value, slot: int) -> str:
-        """Return the statement that reads a value from a file into a slot."""
-        assert value.producer is not None
-        stored = self.graph.tasks[value.producer].fn
-        assert isinstance(stored, StoredTensor)
-        self.at[slot] = self.names.variable(value.name)
-        where = quoted(stored.path), f"torch.{stored.dtype}", repr(stored.shape)
-        call = [*where, str(stored.offset), str(stored.nbytes)]
-        return f"{self.at[slot]} = read({', '.join(call)})"
-
-    def _run(self, i: int, task: Task, device: str) -> Iterator[str]:
-        if isinstance(task.fn, StoredTensor):
-            (slot,) = self.slots.made[i]
-            if slot is not None and not is_storage(device):
-                yield self._read(task.result, slot)
-            return
-        spelled = self.module.devices.get(device) or 'torch.device("cpu")'
-        yield from self.slots.run(i, task, self.at, self.statements, lambda _: spelled)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from autosched._lib.tree import flatten, of_its_kind
 from autosched.codegen.functions import Bound, Functions, literal, quoted
 from autosched.codegen.names import Names, identifier
-from autosched.codegen.origins import torch_path
 from autosched.graph.task import Here, Merged, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
 
@@ -67,17 +66,11 @@ class _Writer(NamedTuple):
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
-        on_value = bool(args) and isinstance(args[0], Value)
-        exact = self.functions.exact
-        if isinstance(fn, Method) and (on_value or not exact):
-            is_method = True
-        else:
-            is_method = on_value and not exact and _tensor_method(fn)
-        if is_method:
+        if isinstance(fn, Method) and args and isinstance(args[0], Value):
             called = f"{self.item(args[0])}.{fn.__name__}"
             args = args[1:]
         else:
-            called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
+            called = self.functions.reference(fn, f"{self.task.name}_fn")
         given = [*map(self.item, args)]
         others: list[str] = []  # keywords that are no identifiers
         for key, item in kwargs.items():
@@ -101,8 +94,10 @@ class _Writer(NamedTuple):
             dotted = f".{fn.attribute}" if isinstance(fn, Attribute) else ""
             return Call(f"{self.item(args[0])}{dotted}", "operator")
         operator = fn.fn if isinstance(fn, InPlace) else fn
+        is_operator = getattr(operator, "__module__", None) == "_operator"
+        named = operator.__name__.strip("_") if is_operator else None
         texts = functools.partial(map, self.operand, args)
-        match self._operator_name(operator), len(args):
+        match named, len(args):
             case _ if kwargs:
                 return None
             case "getitem", 2:
@@ -120,16 +115,6 @@ class _Writer(NamedTuple):
             case "abs", 1:
                 return Call(self.call(abs, args, {}), "call")
         return None
-
-    def _operator_name(self, fn: Any) -> str | None:
-        """Return the Python operator of a function or a tensor method, without underscores."""
-        name = getattr(fn, "__name__", None)
-        if not isinstance(name, str):
-            return None
-        if getattr(fn, "__module__", None) == "_operator":
-            return name.strip("_")
-        dunder = name.startswith("__") and name.endswith("__") and not self.functions.exact
-        return name.strip("_") if dunder and _tensor_method(fn) else None
 
     def operand(self, item: Any) -> str:
         """Write an argument of an operator."""
@@ -155,23 +140,23 @@ class _Writer(NamedTuple):
             return self.name(item.index)
         if isinstance(item, Here):
             return self.device(item)
-        if type(item) is dict or (isinstance(item, dict) and self.functions.exact):
+        if isinstance(item, dict):
             pairs = [f"{self.item(key)}: {self.item(value)}" for key, value in item.items()]
             whole = f"{{{', '.join(pairs)}}}"
             if type(item) is dict:
                 return whole
             make = functools.partial(of_its_kind, item)
-            return f"{self.functions.give(make, 'of_its_kind', '')}({whole})"
+            return f"{self.functions.give(make, 'of_its_kind')}({whole})"
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)
-        if type(item) is slice and not self.functions.exact:
+        if type(item) is slice:
             parts = item.start, item.stop, item.step
             return f"slice({', '.join(map(self.item, parts))})"
         text = self.functions.literal(item)
         if text is None:
             hint = hint or f"{self.task.name}_arg"
             give = self.functions.reference if callable(item) else self.functions.give
-            text = give(item, hint, self.task.name)
+            text = give(item, hint)
         return text
 
     def _sequence(self, items: Any, hint: str) -> str:
@@ -180,12 +165,8 @@ class _Writer(NamedTuple):
             return f"({text},)" if len(items) == 1 else f"({text})"
         if type(items) is list:
             return f"[{text}]"
-        kind = self.functions.reference(type(items), type(items).__name__, self.task.name)
+        kind = self.functions.reference(type(items), type(items).__name__)
         return f"{kind}({text})" if hasattr(items, "_fields") else f"{kind}([{text}])"
-
-
-def _tensor_method(fn: Any) -> bool:
-    return (torch_path(fn) or "").startswith("torch.Tensor.")
 
 
 # ---- statements
@@ -308,7 +289,7 @@ class Statements:
             return
         targets = ", ".join(names[use.value] for use in task.outputs)
         targets += "," if len(task.outputs) == 1 else ""
-        leaves = bound.reference(functools.partial(_leaves, task), "leaves", "")
+        leaves = bound.reference(functools.partial(_leaves, task), "leaves")
         if isinstance(shape, dict) or not all(isinstance(leaf, Value) for leaf in shape):
             yield f"{targets} = {leaves}({call})"
             return

@@ -44,14 +44,6 @@ class Names:
         self._step.add(found)
         return found
 
-    def is_free(self, name: str, in_step: bool = False) -> bool:
-        """Whether a name is free in the module and in ``step``."""
-        return name not in self._module and not (in_step and name in self._step)
-
-    def take(self, name: str) -> None:
-        """Take a name in the module that ``step`` does not use."""
-        self._module.add(name)
-
 
 def identifier(name: str) -> str:
     """Return the valid identifier that is most similar to a name.

@@ -1,17 +1,20 @@
-"""Number the places of values: a slot is a value on a device.
+"""Write the instructions of a program as statements on the variables of slots.
 
-An in-place write leaves the next version in the same slot. A result that nothing uses gets no slot:
-it is dropped immediately. Who writes a program gives each slot a variable, and writes its runs here.
+A slot is a value on a device. An in-place write leaves the next version in the same slot. A result
+that nothing uses gets no slot: it is dropped immediately. Whoever writes a program, for people or for
+the runtime, gives each slot a variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
-from autosched.codegen.calls import Device, Statements
+from autosched._lib.allowed import is_storage
+from autosched.codegen.calls import Statements
 from autosched.graph.graph import Graph
-from autosched.graph.task import Task
-from autosched.program.program import Copy, Free, Program, Receive, Run, Send
+from autosched.graph.task import Here, Task
+from autosched.program.program import Copy, Free, Program, Receive, Record, Run, Send, Stream, Wait
 from autosched.program.residency import Buffers
 
 
@@ -57,21 +60,6 @@ class Slots:
             final = buffers.find(index, graph.last_version(index), device)
             self.outputs_at.append((label, slots[final]))
 
-    def run(
-        self, i: int, task: Task, names: dict[int, str], statements: Statements, device: Device
-    ) -> Iterator[str]:
-        """Write a run as statements on the variables of slots; add those that have none to ``names``."""
-        results = [
-            (use.value, slot)
-            for use, slot in zip(task.outputs, self.made[i], strict=True)
-            if slot is not None
-        ]
-        reads = zip(task.reads, self.reads[i], strict=True)
-        given = {use.value: names[slot] for use, slot in reads}
-        made = {value: names[slot] for value, slot in results if slot in names}
-        yield from statements.of(task, given, made, {value for value, _ in results}, device)
-        names.update((slot, made[value]) for value, slot in results)
-
     def _new(self) -> int:
         slot = self.count
         self.count += 1
@@ -82,3 +70,64 @@ class Slots:
         """Note that a slot shares memory with another."""
         self.sharing[base].append(slot)
         self.sharing[slot] = self.sharing[base]
+
+
+class Writer(ABC):
+    """Writes each instruction of a program; a subclass says how it spells copies, events and frees."""
+
+    def __init__(self, program: Program, graph: Graph, slots: Slots, statements: Statements):
+        self.program = program
+        self.graph = graph
+        self.slots = slots
+        self.statements = statements
+
+    def texts(self, i: int, names: dict[int, str]) -> Iterator[str]:
+        """Yield the statements of an instruction on variables; add those of new slots to ``names``."""
+        match self.program.instructions[i]:
+            case Run(stream, label) if is_storage(stream.device):
+                yield from self.stored(i, self.graph.task(label), names)
+            case Run(stream, label):
+                yield from self.run(i, self.graph.task(label), stream.device, names)
+            case Copy() | Send() | Receive() as copy:
+                yield from self.copy(i, copy, names)
+            case Record() | Wait() as event:
+                yield from self.event(event)
+            case Free(stream):
+                yield from self.free(stream, [names[slot] for slot in self.slots.freed[i]])
+
+    def run(self, i: int, task: Task, device: str, names: dict[int, str]) -> Iterator[str]:
+        """Yield the statements of a task."""
+        slots = self.slots
+        results = [
+            (use.value, slot)
+            for use, slot in zip(task.outputs, slots.made[i], strict=True)
+            if slot is not None
+        ]
+        reads = zip(task.reads, slots.reads[i], strict=True)
+        given = {use.value: names[slot] for use, slot in reads}
+        made = {value: names[slot] for value, slot in results if slot in names}
+        used = {value for value, _ in results}
+        yield from self.statements.of(
+            task, given, made, used, lambda leaf: self.place(leaf, device)
+        )
+        names.update((slot, made[value]) for value, slot in results)
+
+    @abstractmethod
+    def place(self, leaf: Here, device: str) -> str:
+        """Return the expression for the device that replaces a placeholder."""
+
+    def stored(self, i: int, task: Task, names: dict[int, str]) -> Iterator[str]:
+        """Yield how a task says what is to be read from a file; the copy from storage reads it."""
+        yield from ()
+
+    @abstractmethod
+    def copy(self, i: int, copy: Copy | Send | Receive, names: dict[int, str]) -> Iterator[str]:
+        """Yield the statements of a copy, or of one half."""
+
+    def event(self, event: Record | Wait) -> Iterator[str]:
+        """Yield the statements of a record or a wait."""
+        yield from ()
+
+    @abstractmethod
+    def free(self, stream: Stream, names: Sequence[str]) -> Iterator[str]:
+        """Yield what frees the memory of variables."""

@@ -165,7 +165,7 @@ class Emitted:
 
     def acquire(self, thread: str | None, position: int, lock: Any) -> None:
         """Let a thread wait for a lock that another thread releases."""
-        name = self._bound.reference(lock, "lock", "")
+        name = self._bound.reference(lock, "lock")
         lines = [Line(f"{name}.acquire()", position, "waiting")]
         if self._yields is not None:
             lines.insert(0, Line(f"while {name}.locked(): yield {name}", position, "waiting"))
@@ -197,9 +197,9 @@ class Emitted:
         if type(step) is partial and not step.keywords:
             fn = step.func
             args = step.args
-        given = ", ".join(self._bound.give(item, "given", "") for item in args)
+        given = ", ".join(self._bound.give(item, "given") for item in args)
         hint = str(getattr(fn, "__name__", "step"))
-        return Line(f"{self._bound.reference(fn, hint, '')}({given})", position)
+        return Line(f"{self._bound.reference(fn, hint)}({given})", position)
 
     def load(self, means: Mapping[str, Any] = _NO_NAMES) -> None:
         """Compile the functions; ``means`` are the objects that statements name."""

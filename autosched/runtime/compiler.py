@@ -22,9 +22,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
-from autosched._lib.allowed import is_storage
 from autosched.codegen.calls import Statements, numbered
 from autosched.codegen.functions import Bound
+from autosched.codegen.slots import Writer
 from autosched.codegen.threads import Emitted, Line, Module
 from autosched.graph.graph import Graph, Here, Task
 from autosched.machine.machine import Machine
@@ -90,7 +90,7 @@ class Carried(NamedTuple):
     earlier: Callable[[int], Backend]
 
 
-class Compiler:
+class Compiler(Writer):
     """Emits a schedule's program, and parts of it, for a backend.
 
     ``seconds`` are the modelled seconds of each instruction. With ``nvtx``, runs and copies are
@@ -106,22 +106,20 @@ class Compiler:
         seconds: Sequence[float],
         nvtx: bool,
     ):
-        self.program = program
-        self.graph = graph
         self.machine = machine
         self.backend = backend
         self.seconds = seconds
         self.nvtx = nvtx
         self.can = Capabilities(backend)
+        self._bound = Bound()
         self.memory = Memory(program, graph, self.can.located)
+        super().__init__(program, graph, self.memory, Statements(self._bound, numbered()))
         on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
         self.calls = [self._call(i) for i in range(len(program))]
-        self._bound = Bound()
-        self._statements = Statements(self._bound, numbered())
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
         slots = range(self.memory.count)
-        self.slots = {slot: f"data[{slot}]" for slot in slots}
+        self._data = {slot: f"data[{slot}]" for slot in slots}
         self.variables = {slot: f"v{slot}" for slot in slots}  # of a function that is all
         self._on_data: dict[int, list[Line]] = {}  # the statements of each instruction, on slots
         self._emitted: WeakSet[Emitted] = WeakSet()
@@ -164,42 +162,56 @@ class Compiler:
     def lines(self, i: int) -> list[Line]:
         """Return the statements of an instruction, on slots."""
         if i not in self._on_data:
-            self._on_data[i] = self.lines_on(self.slots, i)
+            self._on_data[i] = self.lines_on(self._data, i)
         return self._on_data[i]
 
     # ---- statements
 
     def lines_on(self, names: dict[int, str], i: int) -> list[Line]:
         """Return the statements of an instruction on the variables of slots."""
+        own = self.statements
+        return [Line(text, i, within=own.within) for text in self.texts(i, names)]
+
+    def run(self, i: int, task: Task, device: str, names: dict[int, str]) -> Iterator[str]:
+        """Yield the statements of a task, of several ranks with the numbers that its rank draws."""
+        texts = super().run(i, task, device, names)
+        if task.random and self.drawing is not None:
+            yield f"with {self._bound.give(partial(self.drawing, task), 'drawing')}():"
+            texts = (f" {text}" for text in texts)
+        yield from texts
+
+    def place(self, leaf: Here, device: str) -> str:
+        """Return the name of a device that replaces a placeholder."""
+        return self._bound.give(self.memory.place(device) or leaf.usual, "device")
+
+    def stored(self, i: int, task: Task, names: dict[int, str]) -> Iterator[str]:
+        """Yield what the copy from storage reads."""
+        stored = self._bound.give(task.fn, "stored")
+        slots = self.memory.made[i]
+        yield from (f"{names[slot]} = {stored}" for slot in slots if slot is not None)
+
+    def copy(self, i: int, copy: Copy | Send | Receive, names: dict[int, str]) -> Iterator[str]:
+        """Yield a call of what the backend copies, sends or receives with."""
         memory = self.memory
-        match self.program.instructions[i]:
-            case Run(stream, label):
-                return self._run(i, self.graph.task(label), stream.device, names)
-            case Copy() as copy:
-                source, target = names[memory.reads[i][0]], names[memory.made[i][0] or 0]
-                check = []
-                if memory.is_counted(copy):
-                    checked = self._bound.give(partial(memory.check_copy, copy), "check", "")
-                    check = [Line(f"{checked}({source})", i)]
-                transfer = self._bound.give(self._transfer(i), "copy", "")
-                into = target if copy.overwrite else None
-                return [*check, Line(f"{target} = {transfer}({source}, {into})", i)]
-            case Send() if self.can.exchanging is not None:
-                transfer = self._bound.give(self._transfer(i), "send", "")
-                return [Line(f"{transfer}({names[memory.reads[i][0]]}, None)", i)]
-            case Receive(overwrite=overwrite) if self.can.exchanging is not None:
-                target = names[memory.made[i][0] or 0]
-                transfer = self._bound.give(self._transfer(i), "receive", "")
-                return [Line(f"{target} = {transfer}(None, {target if overwrite else None})", i)]
-            case Free(stream):
-                freed = [names[slot] for slot in memory.freed[i]]
-                act = self.can.free(stream)
-                lines = []
-                if act is not None:
-                    acting = self._bound.give(act, "free", "")
-                    lines = [Line(f"{acting}({each})", i) for each in freed]
-                return [*lines, Line(" = ".join([*freed, "None"]), i)]
-        return []
+        source = None if isinstance(copy, Receive) else names[memory.reads[i][0]]
+        if isinstance(copy, Copy) and memory.is_counted(copy):
+            yield f"{self._bound.give(partial(memory.check_copy, copy), 'check')}({source})"
+        if not isinstance(copy, Copy) and self.can.exchanging is None:
+            return
+        transfer = self._bound.give(self._transfer(i), type(copy).__name__.lower())
+        if isinstance(copy, Send):
+            yield f"{transfer}({source}, None)"
+            return
+        target = names[memory.made[i][0] or 0]
+        yield f"{target} = {transfer}({source}, {target if copy.overwrite else None})"
+
+    def free(self, stream: Stream, names: Sequence[str]) -> Iterator[str]:
+        """Yield what the backend does to memory that is freed, and drop the references."""
+        act = self.can.free(stream)
+        if act is not None:
+            acting = self._bound.give(act, "free")
+            yield from (f"{acting}({each})" for each in names)
+        yield " = ".join([*names, "None"])
 
     def _transfer(self, i: int) -> Callable[[Any, Any], Any]:
         """Return what copies, sends or receives for an instruction; the same each time."""
@@ -210,24 +222,6 @@ class Compiler:
             elif isinstance(instruction, (Send, Receive)) and self.can.exchanging is not None:
                 self._transfers[i] = self.can.exchanging.exchange(instruction)
         return self._transfers[i]
-
-    def _run(self, i: int, task: Task, device: str, names: dict[int, str]) -> list[Line]:
-        if is_storage(device):  # the copy from there reads what the task gives
-            stored = self._bound.give(task.fn, "stored", "")
-            slots = self.memory.made[i]
-            return [Line(f"{names[slot]} = {stored}", i) for slot in slots if slot is not None]
-
-        def here(leaf: Here) -> str:
-            return self._bound.give(self.memory.place(device) or leaf.usual, "device", "")
-
-        own = self._statements
-        texts = self.memory.run(i, task, names, own, here)
-        lines = [Line(text, i, within=own.within) for text in texts]
-        if task.random and self.drawing is not None:
-            drawing = self._bound.give(partial(self.drawing, task), "drawing", "")
-            inner = [Line(f" {line.text}", i, within=line.within) for line in lines]
-            return [Line(f"with {drawing}():", i), *inner]
-        return lines
 
     # ---- functions of threads
 
@@ -273,7 +267,7 @@ class Compiler:
         memory = self.memory
         variables = self.variables
         constants = [
-            Line(f"{variables[memory.homes[name]]} = {self._bound.give(item, 'constant', '')}", -1)
+            Line(f"{variables[memory.homes[name]]} = {self._bound.give(item, 'constant')}", -1)
             for name, item in memory.constants.items()
         ]
         outputs = [f"{label!r}: {variables[slot]}" for label, slot in memory.outputs_at]
