@@ -72,6 +72,9 @@ class Copying:
         """
         for name, index in self.old.outputs.items():
             self.new.output(**{name: self.values[index]})
+        for index, region in self.old.storages.reshaped.items():
+            if index in self.values:
+                self.new.storages.reshaped[self.values[index].index] = region
         for bond in self.old.kept_together:
             seen = [
                 index if index in self.values else self.old.values[index].root for index in bond

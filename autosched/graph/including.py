@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, listed
 from autosched.graph.effects import effects_of
-from autosched.graph.regions import Frames, Region
-from autosched.graph.storages import Touched
+from autosched.graph.regions import Region
+from autosched.graph.storages import Storages, Touched
 from autosched.graph.task import HOST, Seconds, Task
 from autosched.graph.value import Value
 
@@ -43,7 +43,7 @@ def include(
     )
     values = _given(graph, other, inputs, tasks, only is None)
     _check_names(graph, tasks, other, prefix)
-    regions = _Regions(graph.storages.frames, other, values)
+    regions = _Regions(graph.storages, other, values)
     for task in tasks:
         device = (on.get(task.name) if isinstance(on, Mapping) else on) or task.device
         if task.device == HOST:
@@ -202,8 +202,9 @@ def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
 class _Regions:
     """Maps regions to those of a new graph, which numbers its coordinate frames itself."""
 
-    def __init__(self, frames: Frames, other: Graph, values: Mapping[int, Value]):
-        self.frames = frames
+    def __init__(self, storages: Storages, other: Graph, values: Mapping[int, Value]):
+        self.storages = storages
+        self.frames = storages.frames
         self.other = other
         self.values = values
         self.known: dict[int, int] = {-1: -1}
@@ -230,10 +231,10 @@ class _Regions:
         root = self.other.values[self.other.values[value].root]
         if root.index not in self.values:  # only a view of this storage was given
             return self.frames.opaque(self.values[value].region)
-        base = self.values[root.index].region
+        base = self.storages.region(self.values[root.index])
         if base.bounds or base.lead or base.tail != (base.frame, 0):  # the root is a view here
             return self.frames.opaque(base)
-        if root.region.frame >= 0:
+        if root.region.frame >= 0 and root.index not in self.other.storages.reshaped:
             self.known[root.region.frame] = base.frame
         return region.renumbered(self._frame)
 

@@ -270,8 +270,10 @@ class Recorder:
             self._check_moves(known.name, written[0])
         touched: Touched = None
         if known.name in effects.SET_ITEM and len(args) > 1 and is_basic(args[1]):
-            region = self.storages.frames.item(written[0].region, args[1])
-            if _is_there(args[2:], written[0], region):
+            of = self.storages.region
+            region = self.storages.frames.item(of(written[0]), args[1])
+            same = (v for v in args[2:] if isinstance(v, Value) and v.root == written[0].root)
+            if any(of(value).frame == region.frame >= 0 for value in same):
                 return None  # Python ends x[key] += y with x[key] = x[key]
             touched = written[0].index, region
         result = self.add_task(
@@ -561,7 +563,7 @@ class Recorder:
             return [frames.root() for _ in range(count)]
         if view_function is None or not args or args[0] is not base:
             return [frames.opaque(base.region)] * count
-        whole = frames.view(base.region, view_function, args[1:], kwargs)
+        whole = frames.view(self.storages.region(base), view_function, args[1:], kwargs)
         return [whole] if count == 1 else frames.pieces(whole, view_function, count)
 
     def _shared_state(
@@ -686,16 +688,6 @@ def _not_an_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphErr
     return GraphError(
         f"task {label!r} declares {value!r} as written or aliased, which is not among its "
         f"arguments {listed(read.name for read in reads)}"
-    )
-
-
-def _is_there(items: Sequence[Any], base: Value, region: Region) -> bool:
-    """Whether an item to be written to a region already is that region."""
-    return any(
-        isinstance(item, Value)
-        and item.root == base.root
-        and item.region.frame == region.frame >= 0
-        for item in items
     )
 
 

@@ -29,6 +29,7 @@ class Storages:
         self.current: list[Use] = []  # by value, its present version
         self.writer: dict[Use, int] = {}  # version -> the task whose write created it
         self.used: set[int] = set()  # values that are read or are outputs
+        self.reshaped: dict[int, Region] = {}  # by value whose shape was changed, its region since
         self.members: dict[int, list[int]] = {}  # root -> the values in it, for roots with views
         # root -> the number of tasks that write a region of it by an index
         self.partial_writes: dict[int, int] = {}
@@ -42,6 +43,7 @@ class Storages:
         twin.current = self.current.copy()
         twin.writer = self.writer.copy()
         twin.used = self.used.copy()
+        twin.reshaped = self.reshaped.copy()
         twin.members = {root: members.copy() for root, members in self.members.items()}
         twin.partial_writes = self.partial_writes.copy()
         return twin
@@ -60,8 +62,11 @@ class Storages:
     def reshape(self, value: int) -> None:
         """Forget the coordinates of all values that share a storage, one of which is reshaped."""
         for member in self.members.get(self.values[value].root, (value,)):
-            found = self.values[member]
-            found.region = self.frames.reshaped(found.region)
+            self.reshaped[member] = self.frames.reshaped(self.region(self.values[member]))
+
+    def region(self, value: Value) -> Region:
+        """Return the region of a value, with the coordinates that it has by now."""
+        return self.reshaped.get(value.index, value.region)
 
     def access(
         self, task: int, reads: Iterable[Value], writes: Iterable[Value], touched: Touched

@@ -13,6 +13,7 @@ from torch import nn
 
 import autosched as asc
 from autosched._lib.tree import flatten
+from autosched.coarsening.merging import merged
 from autosched.errors import GraphError
 from autosched.graph.graph import Graph
 from autosched.graph.value import Value
@@ -165,6 +166,23 @@ def test_pieces_of_a_split_are_apart():
     a += 1
     b += 1
     assert dependencies(graph, "iadd_1") == [("chunk", "data")]
+
+
+def test_a_shape_that_changes_in_place_changes_no_value_and_copies_of_the_graph_know_of_it():
+    graph = asc.Graph()
+    x = graph.input("x")
+    rows = x[:1]
+    before = x.region, rows.region
+    x.t_()
+    assert x.region is before[0]
+    assert rows.region is before[1]
+    part = rows[0]
+    other = asc.Graph()
+    other.include(graph, {"x": other.input("x")})
+    for copied in (graph, merged(graph, {}), other):
+        rest = copied.value("x")[1:]  # of the transposed tensor
+        for value in (rows, part):
+            assert copied.value(value.name).region.overlaps(rest.region)
 
 
 def test_an_item_of_a_plain_list_is_no_view():
