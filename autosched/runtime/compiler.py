@@ -203,7 +203,8 @@ class Compiler(Writer):
             yield f"{transfer}({source}, None)"
             return
         target = names[memory.made[i][0] or 0]
-        yield f"{target} = {transfer}({source}, {target if copy.overwrite else None})"
+        into = target if copy.overwrite else None
+        yield f"{target} = {transfer}({source}, {into})"
 
     def free(self, stream: Stream, names: Sequence[str]) -> Iterator[str]:
         """Yield what the backend does to memory that is freed, and drop the references."""

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from autosched.policies.constraint_programming.integer_times import IntegerTimes, Moment, Times
+from autosched.policies.base.listing import Listed
+from autosched.policies.constraint_programming.integer_times import IntegerTimes, Moment
 
 _Literal = Any  # a Boolean variable or its negation
 
@@ -58,21 +59,24 @@ class Model:
         """Return whether a task runs on a device."""
         return self.chosen[self.problem.lists.group[task]].get(device, self.false)
 
-    def hint(self, device: Sequence[int], times: Times) -> None:
+    def hint(self, plan: Listed) -> None:
         """Give the solver an initial solution."""
         model = self.cp
+        count = self.integer.count
         for group, chosen in self.chosen.items():
             for p, here in chosen.items():
-                model.add_hint(here, p == device[group])
-        for task in self.start:
-            model.add_hint(self.start[task], times.tasks[task][0])
-            model.add_hint(self.end[task], times.tasks[task][1])
-        for key, (sent, start, end) in self.copies.items():
-            model.add_hint(sent, key in times.copies)
-            if key in times.copies:
-                model.add_hint(start, times.copies[key][0])
-                model.add_hint(end, times.copies[key][1])
-        model.add_hint(self.makespan, times.makespan)
+                model.add_hint(here, p == plan.device[group])
+        for task, p in enumerate(plan.device):
+            start = count(plan.start[task])
+            model.add_hint(self.start[task], start)
+            model.add_hint(self.end[task], start + self.integer.seconds[task][p])
+        begins = dict(zip(plan.copies.tolist(), plan.begins.tolist(), strict=True))
+        for (datum, p), copy in self.copies.items():
+            begin = begins.get(datum * len(self.problem.devices) + p)
+            model.add_hint(copy.sent, begin is not None)
+            if begin is not None:
+                model.add_hint(copy.start, count(begin))
+        model.add_hint(self.makespan, self.most)
 
     def _tasks(self) -> None:
         """Add the device and the times of each task, within its earliest start and latest end."""

@@ -1,8 +1,9 @@
-"""Convert a problem to integer times, and evaluate placements in them.
+"""Convert a problem to integer times.
 
 Where all durations are multiples of a power of ten, the conversion is exact. Otherwise they are
 rounded down, to one part in ten million of the horizon. A lower bound proved for integer times then
-holds for the durations in seconds, since no duration grew.
+holds for the durations in seconds, since no duration grew. So does a plan: rounded down, its starts
+keep all that they kept.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapreplace
 from itertools import product
 
-from autosched.policies.base.kernels import send
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
@@ -22,15 +21,6 @@ _PARTS = 10_000_000  # units of the horizon, if no unit is exact
 _MOST = 10**8  # units of the horizon, at most, if a unit is exact
 
 Moment = tuple[int, int]  # start, end
-
-
-@dataclass(frozen=True)
-class Times:
-    """Start and end of tasks, and of copies of a datum to a device; and the makespan."""
-
-    tasks: Sequence[Moment]
-    copies: dict[tuple[int, int], Moment]
-    makespan: int
 
 
 @dataclass(frozen=True)
@@ -54,17 +44,9 @@ class IntegerTimes:
         ]
         return cls(problem, unit, devices, seconds)
 
-    @classmethod
-    def fitting(
-        cls,
-        problem: Problem,
-        device: Sequence[int],
-        order: Sequence[int],
-        copies: Sequence[tuple[int, int]] = (),
-    ) -> IntegerTimes:
-        """Convert a problem whose makespan is at most that of a placement."""
-        rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
-        return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
+    def count(self, seconds: float) -> int:
+        """Return a moment or a duration in units, rounded down but for rounding errors."""
+        return _count(seconds, self.unit)
 
     @cached_property
     def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
@@ -158,81 +140,6 @@ class IntegerTimes:
                     ]
                     passed[task][p] = max(passed[task][p], min(ways, default=0))
         return passed
-
-    def times(
-        self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()
-    ) -> Times:
-        """Return the times if tasks start in this order, and copies (datum, device) in theirs.
-
-        Copies that are not listed start when they are first needed. On a device with several
-        compute streams, a task gets the one that is free first.
-        """
-        clock = _Clock(self, device, copies)
-        for task in order:
-            clock.run(task)
-        for datum, home in self.problem.returns:
-            clock.bring(datum, home)
-        moments = [clock.tasks[task] for task in range(len(self.devices))]
-        ends = (end for _, end in (*moments, *clock.copies.values()))
-        return Times(moments, clock.copies, max(ends, default=0))
-
-
-class _Clock:
-    """Start and end of tasks and copies, computed in the order of their starts."""
-
-    def __init__(
-        self, integer: IntegerTimes, device: Sequence[int], copies: Iterable[tuple[int, int]]
-    ):
-        self.integer = integer
-        self.problem = integer.problem
-        self.device = device
-        self.streams = [[0] * count for count in self.problem.lists.streams]  # heaps
-        self.out_free = [0] * len(self.streams)
-        self.in_free = [0] * len(self.streams)
-        self.tasks: dict[int, Moment] = {}
-        self.copies: dict[tuple[int, int], Moment] = {}
-        self.waiting = dict.fromkeys(copies)
-
-    def run(self, task: int) -> None:
-        """Run a task after its data arrive, as soon as its device is free."""
-        p = self.device[task]
-        arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
-        ends = (self.tasks[other][1] for other in self.problem.before[task])
-        start = max([self.streams[p][0], *arrivals, *ends])
-        end = start + self.integer.seconds[task][p]
-        heapreplace(self.streams[p], end)
-        self.tasks[task] = start, end
-
-    def bring(self, datum: int, p: int) -> int:
-        """Return when a datum is on a device; first issue the copies that precede it."""
-        maker = self.problem.lists.maker[datum]
-        if self._source(datum)[0] == p:
-            return self.tasks[maker][1] if maker >= 0 else 0
-        self.waiting.setdefault((datum, p))
-        while (datum, p) not in self.copies:
-            self._send(*next(copy for copy in self.waiting if self._is_made(copy[0])))
-        return self.copies[datum, p][1]
-
-    def _is_made(self, datum: int) -> bool:
-        maker = self.problem.lists.maker[datum]
-        return maker < 0 or maker in self.tasks
-
-    def _source(self, datum: int) -> tuple[int, int]:
-        maker = self.problem.lists.maker[datum]
-        if maker < 0:
-            return self.integer.sources[datum][0]
-        return self.device[maker], self.device[maker]
-
-    def _send(self, datum: int, p: int) -> None:
-        del self.waiting[datum, p]
-        t = self.problem.lists
-        maker = t.maker[datum]
-        q, row = self._source(datum)
-        since = self.tasks[maker][1] if maker >= 0 else 0
-        seconds = self.integer.copy(datum, row, p) or 0
-        path = row * len(self.streams) + p
-        start = send(t, path, since, seconds, self.out_free, q, self.in_free, p)
-        self.copies[datum, p] = start, start + seconds
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:

@@ -9,16 +9,17 @@ load. With a limit in deterministic work it runs without relaxation, on one thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autosched._lib.jit import Mode
 from autosched.placement import Placement
-from autosched.policies.base.listing import Listed, timed
+from autosched.policies.base.listing import Listed, Listing, timed
 from autosched.policies.constraint_programming.integer_times import IntegerTimes
 from autosched.problem import Problem
 
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 _WORK = 3.0  # deterministic work of a solver without a time limit; a unit takes some seconds
 _MOST = 80  # tasks of a small problem
 _SURE = {"data", "order"}  # kinds of dependencies that hold for any choice of devices
-
-
-class _Plan(NamedTuple):
-    """A placement in numbers: devices, order of tasks, order of copies (datum, device)."""
-
-    device: Sequence[int]
-    order: Sequence[int]
-    copies: Sequence[tuple[int, int]]
 
 
 def can_solve() -> bool:
@@ -64,33 +57,31 @@ def solved(
     whose bound is trusted. ``improved`` is called with each better makespan. Ctrl-C stops the
     solver with the best solution so far.
     """
-    plan = _plan(problem, start)
-    integer = IntegerTimes.fitting(problem, *plan)
-    times = integer.times(*plan)
-    least = min(int(start.bound / integer.unit), times.makespan)
-    if least == times.makespan:
+    plan = _planned(problem, start)
+    integer = IntegerTimes.of(problem, plan.makespan)
+    most = round(plan.makespan / integer.unit)
+    least = min(int(start.bound / integer.unit), most)
+    if least == most:
         return start
     from autosched.policies.constraint_programming.cpsat import Model, solve
 
     report = None if improved is None else (lambda end: improved(end * integer.unit))
-    model = Model(integer, least, times.makespan)
-    model.hint(plan.device, times)
+    model = Model(integer, least, most)
+    model.hint(plan)
     left = None if until is None else max(until - perf_counter(), 0.0)
     answer = solve(model, left, _WORK, seed, report)
-    proved = min(answer.bound, answer.makespan, times.makespan) * integer.unit
-    found = _placement(integer, answer) if answer.makespan < times.makespan else start
+    proved = min(answer.bound, answer.makespan, most) * integer.unit
+    found = _placement(integer, answer) if answer.makespan < most else start
     return replace(found, bound=max(start.bound, proved if _is_sure(problem) else 0.0))
 
 
-def _plan(problem: Problem, placement: Placement) -> _Plan:
+def _planned(problem: Problem, placement: Placement) -> Listed:
+    """Return the times of a placement, as lists have them."""
     number = {name: p for p, name in enumerate(problem.devices)}
     index = {name: task for task, name in enumerate(problem.tasks)}
-    datum = {key: d for d, key in enumerate(zip(problem.names, problem.versions, strict=True))}
-    return _Plan(
-        [number[placement.device[name]] for name in problem.tasks],
-        [index[name] for name in placement.order],
-        [(datum[send.value, send.version], number[send.device]) for send in placement.copies],
-    )
+    device = [number[placement.device[name]] for name in problem.tasks]
+    order = [index[name] for name in placement.order]
+    return Listing(problem.tables, Mode(False)).placed(device, order)
 
 
 def _placement(integer: IntegerTimes, answer: Answer) -> Placement:
