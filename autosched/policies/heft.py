@@ -11,10 +11,9 @@ once; links may differ; and where the machine models contention, copies occupy c
 
 from __future__ import annotations
 
-import heapq
-
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.jit import mode
+from autosched._lib.topological import topological_order
 from autosched.placement import Placement
 from autosched.policies.base.kernels import list_schedule
 from autosched.policies.base.listing import Listing
@@ -51,19 +50,10 @@ def by_rank(problem: Problem, possible: Possible) -> Placement:
     """Do the same where the choice of a device may rule out others for tasks to come."""
     rank = upward_ranks(problem, possible)
     plan = Plan(problem)
-    placed = list[int]()
-    waits = [len(before) for before in problem.before]
-    ready = [(-rank[task], task) for task, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
-    while ready:
-        _, task = heapq.heappop(ready)
+    order = topological_order(problem.before, [-each for each in rank])
+    for task in order:
         slot = plan.earliest_finish(task, possible.devices(task))
         while not possible.choose(task, slot.device):
             slot = plan.earliest_finish(task, possible.devices(task))
         plan.commit(task, slot)
-        placed.append(task)
-        for other in problem.after[task]:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(ready, (-rank[other], other))
-    return problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))
+    return problem.placement(plan.device, sorted(order, key=plan.start.__getitem__))

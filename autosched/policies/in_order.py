@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -123,45 +123,43 @@ class _Plan:
         self.copies = _copies(problem, device)
         self.out_free = [0.0 for _ in streams]
         self.in_free = [0.0 for _ in streams]
-        self.streams = [[0.0] * count for count in streams]  # heaps of when they are free
-        self.running: list[tuple[float, int, int]] = []  # end, number of earlier starts, task
+        self.idle = list(streams)  # by device, how many streams
+        self.waiting: list[list[tuple[bool, int]]] = [[] for _ in streams]  # tasks, for a stream
+        # Time, number of earlier starts, task: its data have arrived (-1), or it ends.
+        self.events: list[tuple[float, int, int]] = []
         self.started = 0
-        # By device, the tasks that wait for the device alone: by arrival of their data; and, if
-        # these have arrived, by task.
-        self.later: list[list[tuple[float, int]]] = [[] for _ in streams]
-        self.now: list[list[tuple[bool, int]]] = [[] for _ in streams]
-        self.offer: list[tuple[float, int] | None] = [None for _ in streams]
-        # Start, task, device; outdated unless it is that device's offer.
-        self.offers: list[tuple[float, int, int]] = []
         self._run()
 
     def _run(self) -> None:
-        for p in range(len(self.streams)):
+        for p in range(len(self.idle)):
             self._send(~p, p, 0.0)
         for task, count in enumerate(self.missing):
             if not count:
-                self._enqueue(task)
-        while self.offers or self.running:
-            if self.running and (not self.offers or self.running[0][0] <= self.offers[0][0]):
-                self._end(*heappop(self.running))
-                continue
-            start, task, p = heappop(self.offers)
-            if self.offer[p] == (start, task):
-                self._start(task, p, start)
+                heappush(self.events, (self.ready[task], -1, task))
+        while self.events:
+            time, started, task = heappop(self.events)
+            if started < 0:
+                heappush(self.waiting[self.device[task]], (task in self.in_sequence, task))
+            else:
+                self._end(time, task)
+            while not self.events or self.events[0][0] > time:
+                able = [
+                    self.waiting[p][0][1] for p, n in enumerate(self.idle) if n and self.waiting[p]
+                ]
+                if not able:
+                    break
+                self._start(min(able), time)
 
-    def _start(self, task: int, p: int, start: float) -> None:
-        if self.now[p]:
-            heappop(self.now[p])
-        else:
-            heappop(self.later[p])
-        end = start + self.problem.seconds[task][p]
-        heapreplace(self.streams[p], end)
-        heappush(self.running, (end, self.started, task))
+    def _start(self, task: int, time: float) -> None:
+        p = self.device[task]
+        heappop(self.waiting[p])
+        self.idle[p] -= 1
+        heappush(self.events, (time + self.problem.seconds[task][p], self.started, task))
         self.started += 1
-        self._choose(p)
 
-    def _end(self, end: float, _: int, task: int) -> None:
+    def _end(self, end: float, task: int) -> None:
         self.order.append(task)
+        self.idle[self.device[task]] += 1
         self._send(task, self.device[task], end)
         for user in self.problem.after[task]:
             self._release(user, end)
@@ -182,24 +180,7 @@ class _Plan:
         self.ready[task] = max(self.ready[task], time)
         self.missing[task] -= 1
         if not self.missing[task]:
-            self._enqueue(task)
-
-    def _enqueue(self, task: int) -> None:
-        p = self.device[task]
-        heappush(self.later[p], (self.ready[task], task))
-        self._choose(p)
-
-    def _choose(self, p: int) -> None:
-        """Offer the task that a device could start first."""
-        free = self.streams[p][0]
-        now = self.now[p]
-        later = self.later[p]
-        while later and later[0][0] <= free:
-            task = heappop(later)[1]
-            heappush(now, (task in self.in_sequence, task))
-        self.offer[p] = offer = (free, now[0][1]) if now else later[0] if later else None
-        if offer is not None:
-            heappush(self.offers, (*offer, p))
+            heappush(self.events, (self.ready[task], -1, task))
 
 
 class _Copy(NamedTuple):
