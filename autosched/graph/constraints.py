@@ -154,10 +154,11 @@ def hosted(
     }
     found = {}
     for task in graph.tasks:
-        is_free = task.name not in placed and _is_unconstrained(task)
+        if task.name in placed or not _is_unconstrained(task):
+            continue
         values = [graph.values[use.value] for use in task.reads]
         are_inputs = all(v.producer is None and v.tensor is None for v in values)
-        if is_free and are_inputs and no_tensors.issuperset(v.name for v in values):
+        if are_inputs and no_tensors.issuperset(v.name for v in values):
             found[task.name] = HOST
     return found
 

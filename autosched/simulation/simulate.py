@@ -218,11 +218,12 @@ def durations(program: Program, problem: Problem) -> tuple[float, ...]:
     machine = problem.machine
     costs = problem.costs
     found = [0.0] * len(program.instructions)
+    devices = {stream: machine.device(stream.device) for stream in program.streams}
+    tasks = {task.name: task for task in graph.tasks}
     for i, instruction in enumerate(program.instructions):
         if type(instruction) is Run:
-            found[i] = costs.task_seconds(
-                graph.task(instruction.task), machine.device(instruction.stream.device)
-            )
+            task = tasks.get(instruction.task) or graph.task(instruction.task)  # raises GraphError
+            found[i] = costs.task_seconds(task, devices[instruction.stream])
         elif type(instruction) is Copy:
             nbytes = costs.value_nbytes(graph.value(instruction.value))
             slow = bool(costs.pageable) and is_pageable(instruction, problem)

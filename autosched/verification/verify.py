@@ -144,7 +144,9 @@ def check_machine(program: Program, machine: Machine) -> None:
 
 def check_storage(program: Program, graph: Graph) -> None:
     """Check that nothing but reads runs on storage, and that nothing is copied to it."""
-    for at, each in enumerate(program.instructions):
+    found = {i.destination for i in program.instructions if type(i) is Copy}
+    found |= {stream.device for stream in program.streams}
+    for at, each in enumerate(program.instructions if any(map(is_storage, found)) else ()):
         if isinstance(each, Copy) and is_storage(each.destination):
             what = f"{each.value!r} is copied to {each.destination}, which is only read"
             raise ProgramError(excerpt(program, at, "place", what, None))
