@@ -291,7 +291,7 @@ class _Source(Writer):
 
     def free(self, stream: Stream, names: Sequence[str]) -> Iterator[str]:
         """Yield the deletion of variables."""
-        if not is_storage(stream.device):
+        if names:  # what is on storage has none
             yield f"del {', '.join(dict.fromkeys(names))}"
 
     def copy(self, i: int, copy: Copy | Send | Receive, names: dict[int, str]) -> Iterator[str]:

@@ -93,7 +93,8 @@ class Writer(ABC):
             case Record() | Wait() as event:
                 yield from self.event(event)
             case Free(stream):
-                yield from self.free(stream, [names[slot] for slot in self.slots.freed[i]])
+                freed = [names[slot] for slot in self.slots.freed[i] if slot in names]
+                yield from self.free(stream, freed)
 
     def run(self, i: int, task: Task, device: str, names: dict[int, str]) -> Iterator[str]:
         """Yield the statements of a task."""
