@@ -6,7 +6,7 @@ tracing           a call on fake tensors as nodes of ATen operators
 operators         nodes as tasks
 origins           module, phase and source line of an operator
 state             the tensors of modules and optimizers
-settings          learning rates as inputs
+settings          learning rates as inputs, and counters of steps that are compared
 
 compiled          functions and modules that are captured and scheduled when they are called
 specializations   captures and schedules of a function, each for calls like an earlier one

@@ -138,8 +138,8 @@ class Captured(Graph, Binding):
 
     @property
     def keeps(self) -> bool:
-        """Whether a run leaves new state, or other flags."""
-        return bool(self.made or self.gone or self.switched)
+        """Whether a run leaves new state, other flags, or counters that are compared before a run."""
+        return bool(self.made or self.gone or self.switched or self.settings.counters)
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return the function's result."""

@@ -36,7 +36,7 @@ from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.capture_lock import is_capturing
 from autosched.frontends.random_state import TracedGenerator
-from autosched.frontends.settings import Number, call_with_floats
+from autosched.frontends.settings import Counters, Number, call_with_floats
 from autosched.graph.effects import function_name
 
 # These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
@@ -56,6 +56,10 @@ _DATA_DEPENDENT = {
 class EagerOperators(TorchFunctionMode):
     """Makes torch functions choose as they do eagerly, or refuses their backward."""
 
+    def __init__(self, counters: Counters):
+        super().__init__()
+        self.counters = counters
+
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(getattr(fn, "__name__", "")).removeprefix("linalg_")
@@ -68,7 +72,7 @@ class EagerOperators(TorchFunctionMode):
                 return torch.bmm(one, other.expand(len(one), -1, -1))
         if name.startswith("_fused_") and any(isinstance(i, Number) for i in kwargs.values()):
             return call_with_floats(fn, args, kwargs)
-        result = fn(*args, **kwargs)
+        result = self.counters.call(fn, args, kwargs)
         if name in _DATA_DEPENDENT:
             position, word = _DATA_DEPENDENT[name]
             argument = args[position] if len(args) > position else kwargs.get(word)

@@ -1,22 +1,24 @@
-"""Settings of optimizers that vary from call to call, such as learning rates.
+"""Numbers of optimizers that vary from call to call: settings such as learning rates, and counters.
 
 While a step is traced, such a setting is a ``Number`` instead of a float. Arithmetic with it is
 traced, as it is with a number that ``item()`` returns; so the setting becomes an input of the
 graph, and tasks on the host repeat the arithmetic in each run, on the same floats as eager code. A
 comparison becomes a condition of the graph. Code that needs the float itself, such as
-``math.sqrt``, makes the setting a constant.
+``math.sqrt``, makes the setting a constant. A number that is read from a counter of steps is a
+``Number``, too, because some optimizers compare it (RAdam).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from autosched._lib.tree import flatten
 from autosched.errors import GraphError
 from autosched.frontends.state import State, parts_of
 
@@ -41,13 +43,15 @@ class Settings:
     """The settings that are inputs of a graph, and the conditions for them.
 
     ``wanted`` are the names of settings that vary; ``names``, their floats that are inputs;
-    ``constant``, the settings whose floats the step needed while it was traced.
+    ``constant``, the settings whose floats the step needed while it was traced; ``counters``, the
+    names of the counters of steps on which conditions depend.
     """
 
     def __init__(self, wanted: Iterable[str] = ()):
         self.wanted = frozenset(wanted)
         self.constant: set[str] = set()
         self.names: tuple[str, ...] = ()
+        self.counters: set[str] = set()
         self.conditions: dict[Expression, bool] = {}  # comparisons, and their results
 
     def reader(self, state: State) -> Callable[[], dict[str, float] | None]:
@@ -56,9 +60,11 @@ class Settings:
         read = [(name, *known[name]) for name in self.wanted if name in known]
         names = self.names
         conditions = list(self.conditions.items())
+        tensors = state.tensors() if self.counters else {}
+        counters = {name: tensors[name] for name in self.counters & tensors.keys()}
 
         def inputs() -> dict[str, float] | None:
-            values: dict[str, float] = {}
+            values: dict[str, float] = {name: item.item() for name, item in counters.items()}
             for name, group, field in read:
                 values.update(parts_of(name, group.get(field)))
             try:
@@ -75,7 +81,7 @@ class Settings:
         found = self.reader(state)()
         if found is None:
             raise GraphError(
-                f"{', '.join(sorted(self.wanted))} have values for which the step "
+                f"{', '.join(sorted(self.wanted | self.counters))} have values for which the step "
                 "takes another path than when it was captured; capture it again, or use "
                 "autosched.compile, which recaptures by itself"
             )
@@ -189,7 +195,9 @@ class Number(torch.SymFloat):
         self.expression = expression
 
     def __float__(self) -> float:
-        """Return the value; the settings become constants."""
+        """Return the value; the settings become constants. Raises an error for a counter."""
+        if not self.names <= self.settings.wanted:
+            return float(super().__float__())  # type: ignore[no-untyped-call]
         self.settings.constant |= self.names
         return self.value
 
@@ -217,7 +225,10 @@ def _arithmetic(name: str, fn: Callable[..., Any], is_reflected: bool = False) -
     traced = getattr(torch.SymFloat, name)
 
     def method(self: Number, *others: Any) -> Any:
-        symbol = traced(self, *others)
+        # What torch itself compares, the base of a power, is a condition for settings alone.
+        is_setting = bool(self.names) and self.names <= self.settings.wanted
+        plain = self if is_setting else torch.SymFloat(self.node)  # type: ignore[no-untyped-call]
+        symbol = traced(plain, *others)
         if not isinstance(symbol, torch.SymFloat) or not all(map(_is_known, others)):
             return symbol
         items = (*others, self) if is_reflected else (self, *others)
@@ -234,8 +245,9 @@ def _comparison(name: str, fn: Callable[..., Any]) -> Any:
     def method(self: Number, other: Any) -> Any:
         if not _is_known(other):
             return traced(self, other)
-        result, expression, _ = _applied(fn, self, other)
+        result, expression, names = _applied(fn, self, other)
         self.settings.conditions[expression] = result
+        self.settings.counters |= names - self.settings.wanted
         return result
 
     return method
@@ -265,6 +277,70 @@ for _name in (
     *("__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio", "hex"),
 ):
     setattr(Number, _name, _conversion(_name))
+
+
+class _Known(NamedTuple):
+    """A tensor whose number is known: what was added to a counter, or to 0.0 if it has no name."""
+
+    tensor: torch.Tensor
+    version: int
+    name: str
+    before: float
+    added: float
+
+
+class Counters:
+    """The counters of steps in a trace, as long as only constants are added to them.
+
+    ``tensors`` are those of before the step, with their numbers; it may create others.
+    """
+
+    def __init__(self, settings: Settings, tensors: Mapping[str, tuple[torch.Tensor, float]]):
+        self.settings = settings
+        self._known: dict[int, _Known] = {}
+        for name, (tensor, number) in tensors.items():
+            self._note(tensor, name, number, 0.0)
+
+    def _note(self, tensor: torch.Tensor, name: str, before: float, added: float) -> None:
+        if not tensor.is_inference():
+            self._known[id(tensor)] = _Known(tensor, tensor._version, name, before, added)
+
+    def _find(self, item: Any) -> _Known | None:
+        found = self._known.get(id(item))
+        return found if found is not None and found.version == found.tensor._version else None
+
+    def call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function of torch; what it reads from a counter becomes a ``Number``."""
+        name = getattr(fn, "__name__", "")
+        if fn is torch.tensor and type(args[0]) in (int, float):
+            result = fn(*args, **kwargs)
+            self._note(result, "", 0.0, args[0])
+        elif name in ("add_", "__iadd__", "_foreach_add_") and len(args) == 2:
+            more = args[1] if isinstance(args[1], (int, float)) else self._find(args[1])
+            found = [*filter(None, map(self._find, flatten(args[0])))]
+            result = fn(*args, **kwargs)
+            if isinstance(more, _Known):
+                more = None if more.name else more.added
+            for tensor, _, name, before, added in found if more is not None else ():
+                self._note(tensor, name, before, added + more * kwargs.get("alpha", 1))
+        else:
+            result = fn(*args, **kwargs)
+            known = self._find(args[0]) if args else None
+            if known is not None and name == "item" and isinstance(result, torch.SymFloat):
+                return self._number(result, known)
+            if (
+                known is not None
+                and isinstance(result, torch.Tensor)
+                and result is not known.tensor
+            ):
+                del self._known[id(known.tensor)]  # ``data`` has no common version
+        return result
+
+    def _number(self, symbol: torch.SymFloat, known: _Known) -> Number:
+        _, _, name, before, added = known
+        names = frozenset([name] if name else ())
+        expression = (operator.add, name, added) if name else added
+        return Number(symbol, before + added, self.settings, names, expression)
 
 
 def call_with_floats(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -149,6 +149,15 @@ class State:
             if not isinstance(item, torch.Tensor)
         }
 
+    def counters(self) -> dict[str, float]:
+        """Return, by name, the numbers in counters of optimizers on the CPU."""
+        return {
+            name: item.item()
+            for name, (place, item) in self.places().items()
+            if place[0] == "moment" and item.shape == () and item.device.type == "cpu"
+            if item.is_floating_point()
+        }
+
     def settings(self) -> dict[str, tuple[dict[str, Any], str]]:
         """Return the group and field of each float, or tuple of them, of torch's own optimizers."""
         return {

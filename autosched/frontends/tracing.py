@@ -32,6 +32,7 @@ from autosched.frontends.replacements import (
     warn_of_fake_check,
 )
 from autosched.frontends.settings import (
+    Counters,
     Number,
     Settings,
     values_of,
@@ -139,6 +140,7 @@ class _Tracer:
         self.state = graph.state
         self.examples = graph.examples
         self.varying = graph.settings.wanted
+        self.counts = graph.state.counters()
         self.made = made
         self.found = Trace()
         self.effects: SideEffects | None = None  # while the function runs
@@ -209,10 +211,11 @@ class _Tracer:
             for hook in hooks_of(item)[0]:
                 twin.register_hook(hook)  # type: ignore[no-untyped-call]
         counters = self.state.numbers()
+        counted = {name: (before[name], number) for name, number in self.counts.items()}
         with (
             self.state.replaced_by(before, numbers) as state,
             self._checking_changes(before, given) as reach,
-            EagerOperators(),
+            EagerOperators(Counters(self.found.settings, counted)),
         ):
             with observing_calls(reach) as self.found.calls:
                 result = self.fn(*args, **kwargs)

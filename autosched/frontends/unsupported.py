@@ -58,7 +58,6 @@ _BY_ITSELF = (
 _ADVICE = {
     "optim/lbfgs.py": "LBFGS" + _BY_ITSELF,
     "optim/asgd.py": "ASGD" + _BY_ITSELF,
-    "optim/radam.py": "RAdam" + _BY_ITSELF,
     "optim/_adafactor.py": "Adafactor" + _BY_ITSELF,
     "distributions/von_mises.py": "VonMises draws until all numbers are accepted; " + _OUTSIDE,
     "distributions/wishart.py": "Wishart reads its degrees of freedom; " + _OUTSIDE,

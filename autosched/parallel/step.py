@@ -401,6 +401,12 @@ class Step:
             move_model(self.model, self.optimizer, self._training.capture_device)
             with without_collecting():
                 planned = self._training.together(lambda: self._plan(batch, rows))
+            if self._group is not None and any(one.counters for one in planned.settings):
+                kind = type(self.optimizer).__name__
+                raise ScheduleError(
+                    f"{kind} compares its counters of steps, which ranks could do differently; "
+                    "use another optimizer on several ranks"
+                )
             self._activate(planned)  # guards are for tensors where they will be
         return planned, self._known.store(found, (counts, planned), planned.settings)
 

@@ -417,7 +417,6 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
             "ASGD reads the elements of tensors; call its step() after the function",
         ),
         (trained(counting, optim.Adafactor), "Adafactor reads the elements of tensors"),
-        (trained(counting, optim.RAdam), "RAdam reads the elements of tensors"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),
     ],

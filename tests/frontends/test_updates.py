@@ -230,7 +230,7 @@ def test_updates_may_be_on_the_host_while_backward_is_on_a_gpu(optimizer: str, t
     assert loaded.program == schedule.program
 
 
-@pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor, torch.optim.RAdam])
+@pytest.mark.parametrize("kind", [torch.optim.ASGD, torch.optim.Adafactor])
 def test_optimizers_that_read_elements_step_after_the_compiled_function(kind: Any) -> None:
     """That is the advice of the error with which they are refused within."""
 

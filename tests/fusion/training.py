@@ -117,7 +117,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
 REFUSED = {
     "Adafactor": "data-dependent",  # compares norms of weights and gradients with constants
     "ASGD": "data-dependent",  # chooses by its counter whether to average
-    "RAdam": "data-dependent",  # chooses by its counter whether to rectify
     "LBFGS": "LBFGS reads the elements of tensors",
     "SparseAdam": "use an optimizer that keeps it in a tensor",  # its counter is a number
 }
@@ -316,11 +315,11 @@ NAMED = [
     Combination("AdamW", "conv", "bfloat16", "cycle"),
     *(
         Combination(name, "mlp", options=(("weight_decay", 0),))
-        for name in "Adam Adagrad RMSprop Adadelta Adamax NAdam".split()
+        for name in "Adam Adagrad RMSprop Adadelta Adamax NAdam RAdam".split()
     ),
     *(
         Combination(name, "mlp", options=(("foreach", 0),))
-        for name in "Adam AdamW SGD Adagrad NAdam".split()
+        for name in "Adam AdamW SGD Adagrad NAdam RAdam".split()
     ),
 ]
 _DRAWN = 8  # combinations with a pair, of which the one with most new pairs is taken
