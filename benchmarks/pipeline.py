@@ -132,7 +132,7 @@ def main() -> None:
     hand = pipeline(machine=tutorial, split=HALF, chunks=BATCH // SPLIT, schedule="gpipe").schedule(
         x, y
     )
-    step = pipeline(machine=tutorial, schedule="zero-bubble" if chosen.quick else "auto")
+    step = pipeline(machine=tutorial, schedule="zb-v" if chosen.quick else "auto")
     curve = step.curve(x, y, chunks=QUICK if chosen.quick else None)
     best = pipeline(machine=tutorial, chunks=curve.best.chunks, schedule=curve.best.order).schedule(
         x, y

@@ -130,6 +130,7 @@ CONCEPTS = {
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.candidates": "which tasks can be fused, and groups of them; fusing chooses a grouping",
     "parallel.checkpoints": "the state of a step in a folder",
+    "parallel.zero_bubbles": "orders made by simulation; named_orders has those of papers",
     "parallel.stages": "where a model is cut; pipelined chooses orders and micro-batches",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",

@@ -20,13 +20,26 @@ read.
     training, batches         captures micro-batches and updates, and schedules; rows of batches
     step_graph, costs         graphs of steps, and tasks of memory traffic
     all_reduce, clip          gradients: bucketing, reduction, compression, clipping
-    pipeline_schedules        GPipe, 1F1B, interleaved 1F1B, zero bubble
+    orders, named_orders      what each device of a pipeline does, one action after another; by name
+    zero_bubbles              orders that fill bubbles with gradients by weights
     ranks, checkpoints        several processes: where a step lies, what they agree on before it, the
                               state of rank 0; the state of a step in a folder
 """
 
 from autosched.parallel.all_reduce import Half, Int8, TopK
 from autosched.parallel.data import data_parallel
+from autosched.parallel.named_orders import order
+from autosched.parallel.orders import Action, Order
 from autosched.parallel.pipelined import model_parallel, pipeline
 
-__all__ = ["Half", "Int8", "TopK", "data_parallel", "model_parallel", "pipeline"]
+__all__ = [
+    "Action",
+    "Half",
+    "Int8",
+    "Order",
+    "TopK",
+    "data_parallel",
+    "model_parallel",
+    "order",
+    "pipeline",
+]

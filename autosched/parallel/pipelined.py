@@ -21,7 +21,8 @@ from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
 from autosched.parallel.costs import LinearCosts, tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
-from autosched.parallel.pipeline_schedules import ORDERS, stage_devices
+from autosched.parallel.named_orders import ORDERS, check_order, order
+from autosched.parallel.orders import KINDS, Order, Rows
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Step
 from autosched.parallel.step_graph import StepSpec
@@ -48,7 +49,9 @@ def pipeline(
     devices: Sequence[str] | None = None,
     split: Split = "auto",
     chunks: int | Literal["auto"] = "auto",
-    schedule: str = "auto",
+    schedule: str | Order = "auto",
+    stages: int | None = None,
+    memory: float | None = None,
     replicas: int = 1,
     reduction: str = "auto",
     buckets: Sequence[float] = SIZES,
@@ -67,9 +70,9 @@ def pipeline(
     * ``split``: as of ``model_parallel``; ``"auto"`` cuts so that stages take equally long, and
       fit.
     * ``chunks``: how many micro-batches; ``"auto"`` tries many by simulation: see ``curve``.
-    * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device;
-      ``"zero-bubble"``, which computes gradients of weights when there is nothing else to do;
-      ``"auto"`` tries all.
+    * ``schedule``: an ``Order``, or the name of one: see ``order``; ``"auto"`` tries all.
+    * ``stages``: how many each device has, where ``schedule`` leaves that open.
+    * ``memory``: of how many micro-batches a device may hold activations; default: as many as fit.
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
       summed as in ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
@@ -94,13 +97,15 @@ def pipeline(
     """
     check_count("chunks", 1 if chunks == "auto" else chunks)
     check_sizes(buckets)
-    if schedule != "auto" and schedule not in ORDERS:
-        raise ScheduleError(
-            f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}"
-        )
+    _check_schedule(schedule, stages, memory)
     trained = (model, loss_fn, optimizer)
     training = Training.of("pipeline", trained, machine, devices, options, averages, clip_grad_norm)
     count = len(training.devices)
+    if isinstance(schedule, Order):
+        chunks = schedule.chunks if chunks == "auto" else chunks
+        wanted = f"{len(schedule.rows) * replicas} devices and {schedule.chunks} micro-batches"
+        if (len(schedule.rows) * replicas, schedule.chunks) != (count, chunks):
+            raise ScheduleError(f"schedule= is for {wanted}, not for {count} and {chunks}")
     if not isinstance(replicas, int) or replicas < 1 or count % replicas:
         raise ScheduleError(
             f"{count} devices cannot be divided among replicas={replicas!r}, each with as many"
@@ -111,7 +116,9 @@ def pipeline(
             "devices="
         )
     how = (replicas, check_strategy(reduction), tuple(buckets))
-    return Pipeline(training, partial(_Study, training, split, schedule, *how), chunks)
+    return Pipeline(
+        training, partial(_Study, training, split, schedule, stages, memory, *how), chunks
+    )
 
 
 def model_parallel(
@@ -155,6 +162,20 @@ def model_parallel(
         "model_parallel", trained, machine, devices, options, averages, clip_grad_norm
     )
     return Pipeline(training, partial(_Study, training, split, SERIAL), 1)
+
+
+def _check_schedule(schedule: str | Order, stages: int | None, memory: float | None) -> None:
+    if isinstance(schedule, Order):
+        schedule.check_memory(memory)
+        if stages is not None and stages * len(schedule.rows) != len(schedule.devices):
+            raise ScheduleError(f"schedule= has other stages than stages={stages!r} per device")
+        return
+    if schedule != "auto" and schedule not in ORDERS:
+        raise ScheduleError(
+            f"schedule must be an Order, 'auto' or one of {', '.join(map(repr, ORDERS))}, got "
+            f"{schedule!r}"
+        )
+    check_order("interleaved" if schedule == "auto" else schedule, stages, memory)
 
 
 class Pipeline(Step):
@@ -208,7 +229,9 @@ class _Study:
 
     training: Training
     split: Split
-    order: str
+    schedule: str | Order
+    stages: int | None = None  # of each device
+    memory: float | None = None
     replicas: int = 1
     reduction: str = "sum"
     sizes: Sequence[float] = ()  # of buckets
@@ -242,11 +265,11 @@ class _Study:
         pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))
         tried = list[Tried]()
         errors = list[ScheduleError]()
-        for order in self._orders(pair):
+        for name in self._orders(pair):
             best = math.inf
             for number in numbers:
                 try:
-                    tried.append(self._tried(order, number, pair))
+                    tried.append(self._tried(name, number, pair))
                 except ScheduleError as error:  # such as random numbers in another order
                     errors.append(error)
                     break
@@ -297,38 +320,53 @@ class _Study:
 
     def _orders(self, pair: tuple[int, int]) -> list[str]:
         """Return the orders to try: those that are possible for the stages of ``split=``."""
-        wanted = self.order
+        wanted = self.schedule
         if isinstance(self.split, str):
-            return [wanted] if wanted != "auto" else list(ORDERS)
+            return self._possible() if wanted == "auto" else [_name(wanted)]
         devices = self._variant(SERIAL, pair).cuts.devices
-        fitting = [name for name in ORDERS if self._layout(name) == devices]
+        if self.stages is None and len(devices) % len(self.groups[0]) == 0:
+            self.stages = len(devices) // len(self.groups[0])
+        fitting = [name for name in self._possible() if self._layout(name) == devices]
         if wanted == "auto" and fitting:
             return fitting
-        if wanted in (*fitting, SERIAL):
-            return [wanted]
+        if _name(wanted) in (*fitting, SERIAL) or self._layout(_name(wanted)) == devices:
+            return [_name(wanted)]
         known = f"; {', '.join(map(repr, fitting))} can run them" if fitting else ""
         raise ScheduleError(
-            f"schedule {wanted!r} cannot run the stages of split=, on {', '.join(devices)} in "
+            f"schedule {_name(wanted)!r} cannot run the stages of split=, on {', '.join(devices)} in "
             f"turn{known}"
         )
 
-    def _layout(self, order: str) -> tuple[str, ...]:
+    def _possible(self) -> list[str]:
+        """Return the orders that can have so many stages."""
+        return [n for n, one in ORDERS.items() if self.stages is None or one.can_have(self.stages)]
+
+    def _layout(self, name: str) -> tuple[str, ...]:
         devices = self.groups[0]
-        if order == SERIAL:
+        if name == SERIAL:
             return devices
-        return tuple(devices[rank] for rank in stage_devices(ORDERS[order](len(devices), 1)))
+        if isinstance(self.schedule, Order):
+            places = self.schedule.devices
+        else:
+            places = ORDERS[name].places(len(devices), self.stages)
+        return tuple(devices[rank] for rank in places)
+
+    def _splits_backward(self, name: str) -> bool:
+        if isinstance(self.schedule, Order):
+            return self.schedule.splits_backward
+        return name != SERIAL and ORDERS[name].splits_backward
 
     def _pass(self, size: int) -> Template:
         if size not in self.passes:
             self.passes.update(self.training.passes(self.batch, [size], self.rows))
         return self.passes[size]
 
-    def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
-        key = self._layout(order), order == "zero-bubble"
+    def _variant(self, name: str, pair: tuple[int, int]) -> _Variant:
+        key = self._layout(name), self._splits_backward(name)
         if key not in self.variants:
             cuts = self._cuts(key[0], pair)
-            large, micro_batches = self._merged(pair[1], cuts, order)
-            small = large if pair[0] == pair[1] else self._rewritten(pair[0], cuts, order)[2]
+            large, micro_batches = self._merged(pair[1], cuts, name)
+            small = large if pair[0] == pair[1] else self._rewritten(pair[0], cuts, name)[2]
             self.variants[key] = _Variant(cuts, micro_batches, LinearCosts(small, large, pair))
         return self.variants[key]
 
@@ -345,31 +383,31 @@ class _Study:
         return balanced(large.graph, costs, self.machine, layout, state, least)
 
     def _rewritten(
-        self, size: int, cuts: Cuts, order: str
+        self, size: int, cuts: Cuts, name: str
     ) -> tuple[tuple[Template, Template], Mapping[str, int], Costs]:
         """Return templates of the first and further micro-batches, stages of tasks, and costs."""
         one = self._pass(size)
         stage: Mapping[str, int] = cuts.stages(one.graph)
-        if order == "zero-bubble":
+        if self._splits_backward(name):
             one, stage = split_convolutions(one, stage)
         more = accumulating(one)
         return (one, more), stage, _estimated(more)
 
-    def _merged(self, size: int, cuts: Cuts, order: str) -> tuple[Costs, _Pair]:
+    def _merged(self, size: int, cuts: Cuts, name: str) -> tuple[Costs, _Pair]:
         """Capture micro-batches of a size; return their costs, and the merged graphs."""
-        templates, stage, costs = self._rewritten(size, cuts, order)
+        templates, stage, costs = self._rewritten(size, cuts, name)
         first, more = (
             micro_batch_of(
-                template, stage, costs, self.machine, split_backward=order == "zero-bubble"
+                template, stage, costs, self.machine, split_backward=self._splits_backward(name)
             )
             for template in templates
         )  # fmt: skip
         return costs, (first, more)
 
-    def _micro_batches(self, size: int, variant: _Variant, order: str) -> _Pair:
+    def _micro_batches(self, size: int, variant: _Variant, name: str) -> _Pair:
         if size == variant.costs.rows[1]:
             return variant.micro_batches
-        return self._merged(size, variant.cuts, order)[1]
+        return self._merged(size, variant.cuts, name)[1]
 
     # ---- memory
 
@@ -416,9 +454,9 @@ class _Study:
 
     # ---- steps
 
-    def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
+    def _tried(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate a step without a limit of memory."""
-        variant = self._variant(order, pair)
+        variant = self._variant(name, pair)
         sizes = shares(self.shares[0], chunks)
         made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
         # Each rank simulates by itself, on a machine that is imagined.
@@ -428,7 +466,7 @@ class _Study:
             for device in self.machine.devices
         )
         training = replace(self.training, machine=replace(self.machine, devices=devices_alone))
-        schedule, _ = training.scheduled(self._spec(order, (sizes,), made, variant))
+        schedule, _ = training.scheduled(self._spec(name, (sizes,), made, variant))
         timeline = schedule.simulate()
         devices = dict.fromkeys(variant.cuts.devices)
         runs = (span for span in timeline.spans if span.kind == "run")
@@ -436,10 +474,10 @@ class _Study:
         idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
         peak: dict[str, float] = {device: schedule.peak_bytes[device] for device in devices}
         first = variant.micro_batches[0]
-        for name, nbytes in self._moments(first.template).items():
-            peak[variant.cuts.devices[first.input_stages.get(name, 0)]] += nbytes
+        for tensor, nbytes in self._moments(first.template).items():
+            peak[variant.cuts.devices[first.input_stages.get(tensor, 0)]] += nbytes
         fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
-        return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
+        return Tried(name, chunks, timeline.makespan, idle, max(peak.values()), fits)
 
     def _scaled(self, variant: _Variant, size: int) -> _Pair:
         costs = variant.costs.at(size)
@@ -450,7 +488,7 @@ class _Study:
 
     def _spec(
         self,
-        order: str,
+        name: str,
         rows: tuple[tuple[int, ...], ...],
         made: Mapping[int, _Pair],
         variant: _Variant,
@@ -463,13 +501,45 @@ class _Study:
         ranks = [distinct.index(device) for device in cuts.devices]
         others = self.groups[1 : len(rows)]
         devices = (cuts.devices, *(tuple(group[rank] for rank in ranks) for group in others))
-        actions = None
-        if order != SERIAL:
-            actions = ORDERS[order](len(distinct), max(map(len, rows)))
+        actions = self._actions(name, max(map(len, rows)), made, variant)
         homes = batch_homes(variant.micro_batches[0].template, self.batch)
         return StepSpec(
             "pipeline", self.machine, devices, rows, first, more, (), (), actions, homes
         )
+
+    def _actions(
+        self, name: str, chunks: int, made: Mapping[int, _Pair], variant: _Variant
+    ) -> Rows | None:
+        """Return what each device of a replica does, by the seconds of the largest micro-batch."""
+        if name == SERIAL:
+            return None
+        if isinstance(self.schedule, Order):
+            found = self.schedule.first(chunks)
+        else:
+            size = max(made)
+            one, cuts = made[size][1], variant.cuts
+            seconds = {kind: [0.0] * len(cuts) for kind in KINDS}
+            for task, role in one.roles.items():
+                if role.kind != "R":
+                    kind: Any = "I" if role.kind == "B" else role.kind
+                    seconds[kind][role.stage] += one.seconds[task][cuts.devices[role.stage]]
+            share = size / variant.costs.rows[1]
+            copies = [
+                self.machine.copy_seconds(device, after, nbytes * share)
+                for device, after, nbytes in zip(
+                    cuts.devices, cuts.devices[1:], cuts.nbytes, strict=False
+                )
+                if device != after
+            ]
+            found = order(
+                name, len(self.groups[0]), chunks, seconds=[*seconds.values()],
+                copy=max(copies, default=0.0), stages=self.stages, memory=self.memory,
+            )  # fmt: skip
+        return found.split().rows if self._splits_backward(name) else found.rows
+
+
+def _name(schedule: str | Order) -> str:
+    return schedule if isinstance(schedule, str) else schedule.name
 
 
 def _estimated(one: Template) -> Costs:
@@ -540,9 +610,9 @@ class Curve:
     def svg(self) -> str:
         """Draw the seconds by the size of a micro-batch, a line for each order."""
         lines = {}
-        for order in dict.fromkeys(one.order for one in self.tried):
-            seconds = sorted(self.seconds(order).items())
-            lines[order] = [(self._size(chunks), each) for chunks, each in seconds]
+        for name in dict.fromkeys(one.order for one in self.tried):
+            seconds = sorted(self.seconds(name).items())
+            lines[name] = [(self._size(chunks), each) for chunks, each in seconds]
         title = f"One step with {self.rows} rows, by size of micro-batches"
         x = "rows of a micro-batch"
         return charts.lines(lines, title=title, x=x, y="predicted time", unit="s", log_x=True)

@@ -36,7 +36,7 @@ from autosched.parallel.all_reduce import (
 )
 from autosched.parallel.costs import flat, memory_task, pack, unpack_
 from autosched.parallel.micro_batch import MicroBatch
-from autosched.parallel.pipeline_schedules import Order
+from autosched.parallel.orders import Rows
 from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.template import Place
 from autosched.parallel.updates import Bucket, Update
@@ -474,7 +474,7 @@ class StepSpec:
     more: Mapping[int, MicroBatch]
     buckets: tuple[Bucket, ...]
     updates: tuple[Update, ...]
-    order: Order | None = None
+    order: Rows | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
     divided: bool = False
     reduction: str = "sum"

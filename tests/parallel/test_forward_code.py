@@ -111,7 +111,7 @@ ALL = {
     "auto": (pipeline(2, chunks=2), among(1, 2)),
     "model parallel": (model_parallel(2), among(1)),
     "data parallel": (data_parallel(2), among(2)),
-    "zero-bubble": (pipeline(schedule="zero-bubble"), among(1, 2)),
+    "zb-v": (pipeline(schedule="zb-v"), among(1, 2)),
 }
 
 

@@ -67,7 +67,7 @@ SYSTEMS = {
     "1f1b": order("1f1b", chunks=4),
     "auto": order("auto", chunks=2),
     "interleaved": order("interleaved", stages=4),
-    "zero-bubble": order("zero-bubble", stages=4),
+    "zb-v": order("zb-v", stages=4),
     "two pipelines": order("1f1b", 4, 2, replicas=2),
     "model parallel": System(model_parallel, stages=2),
 }
@@ -125,7 +125,7 @@ def pairs(case: Case) -> set[Any]:
 
 # Of three that meet: norms and dropout, and what batches leave in buffers.
 NAMED = [
-    *(Case(name, "deep", "adam", "", "", "ragged") for name in ("gpipe", "1f1b", "zero-bubble")),
+    *(Case(name, "deep", "adam", "", "", "ragged") for name in ("gpipe", "1f1b", "zb-v")),
     *(
         Case("2 devices", name, "adam", "accumulate", "", "even")
         for name in ("mlp", "counts", "means")

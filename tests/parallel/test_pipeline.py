@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
+from autosched.parallel.named_orders import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
@@ -40,7 +41,7 @@ def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
 # ---- equal to micro-batches one after another
 
 
-@pytest.mark.parametrize("order", some(["zero-bubble", "gpipe"], "gpipe"))
+@pytest.mark.parametrize("order", some(["zb-v", "gpipe"], "gpipe"))
 def test_a_pipeline_trains_as_the_whole_batch_does(order: str) -> None:
     model, whole = chain(4).double(), chain(4).double()
     optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, whole))
@@ -54,6 +55,33 @@ def test_a_pipeline_trains_as_the_whole_batch_does(order: str) -> None:
             torch.testing.assert_close(loss, expected)
     for found, expected in zip(model.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_trains_as_micro_batches_one_after_another(name: str) -> None:
+    make = pipeline(2, schedule=name, chunks=4, memory=4)
+    assert_trains_as_serially(make, among(1, 4), chain(4), vectors(8, 7))
+
+
+def test_devices_have_as_many_stages_as_are_wanted() -> None:
+    make = pipeline(2, schedule="interleaved", stages=3, chunks=4)
+    assert_trains_as_serially(make, among(1, 4), chain(6), vectors(8))
+    model = chain(6)
+    with make(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        assert step.cuts(*next(vectors(8))).devices == ("cuda:0", "cuda:1") * 3
+
+
+def test_an_order_of_the_users_own_is_kept() -> None:
+    mine = asc.parallel.order("zb-h2", 2, 4, memory=3)
+    make = pipeline(2, schedule=mine, chunks=4)
+    assert_trains_as_serially(make, among(1, 4), chain(4), vectors(8, 3))  # fewer: the first ones
+    model = chain(4)
+    with make(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        schedule = step.schedule(*next(vectors(8)))
+    for rank, row in enumerate(mine.rows):
+        tasks = [f"m{action.chunk}.{action.kind}{action.stage}" for action in row]
+        issued = [name for name in schedule.placement.order if name in tasks]
+        assert issued == tasks, rank
 
 
 # ---- unusual models
@@ -111,7 +139,7 @@ def computing(gpus: int) -> asc.Machine:
 
 @pytest.mark.parametrize(
     ("order", "bubble"),
-    [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)],
+    [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zb-v", 3 / 51)],
 )
 def test_bubbles_of_captured_chains_are_near_the_formulas(order: str, bubble: float) -> None:
     model, batch = wide(16, 64)
@@ -128,7 +156,7 @@ def test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches() ->
         *(part for _ in range(8) for part in (nn.Linear(8, 8, bias=False), *fold))
     )
     batch = torch.randn(6, 8), torch.randn(6, 8)
-    with pipeline(2, schedule="zero-bubble", chunks=3)(
+    with pipeline(2, schedule="zb-v", chunks=3)(
         model, functional.mse_loss, momentum(model.parameters())
     ) as step:
         tasks = step.schedule(*batch).graph.tasks
@@ -270,7 +298,7 @@ def test_invalid_arguments_of_pipelines_are_rejected() -> None:
     batch = next(vectors(6))
     refused("cut into 1 or more parts, got 0", batch, chunks=0)
     refused(
-        "'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble', got 'dapple'",
+        "an Order, 'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zb-h1', .*, got 'dapple'",
         batch,
         schedule="dapple",
     )
@@ -285,6 +313,17 @@ def test_invalid_arguments_of_pipelines_are_rejected() -> None:
             split={"head": "cuda:0"},
         )
         refused("no device 'cuda:7'", batch, make, split={"0": "cuda:7"})
+    refused("stages= of order 'gpipe' must be 1, got 2", batch, schedule="gpipe", stages=2)
+    refused("holds .* 6 micro-batches .* memory=2", batch, schedule="gpipe", memory=2, chunks=6)
+    mine = asc.parallel.order("zb-v", 2, 4)
+    refused(
+        "schedule= is for 2 devices and 4 micro-batches, not for 2 and 3",
+        batch,
+        schedule=mine,
+        chunks=3,
+    )
+    refused("has other stages than stages=1 per device", batch, schedule=mine, chunks=4, stages=1)
+    refused("zb-v' holds .* more than memory=1", batch, schedule=mine, chunks=4, memory=1)
     back = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
     refused(
         "'1f1b' cannot run the stages of split=, on cuda:0, cuda:1, cuda:0, cuda:1",

@@ -37,7 +37,7 @@ CASES = {
     "gpipe": ("pipeline", pipeline("gpipe", clip_grad_norm=0.1, optimizer="momentum"), STAGES),
     "1f1b": ("pipeline", pipeline("1f1b", clip_grad_norm=0.1), STAGES),
     "interleaved": ("pipeline", pipeline("interleaved", clip_grad_norm=0.1), STAGES),
-    "zero-bubble": ("pipeline", pipeline("zero-bubble", clip_grad_norm=0.1), STAGES),
+    "zb-v": ("pipeline", pipeline("zb-v", clip_grad_norm=0.1), STAGES),
     "gpipe, dropout": ("pipeline", pipeline("gpipe", split=SPLIT, dropout=True), STAGES),
     "1f1b, dropout": ("pipeline", pipeline("1f1b", split=SPLIT, dropout=True), STAGES),
     "interleaved, dropout": (

@@ -1,0 +1,271 @@
+"""Orders of pipelines: what each device does, one action after another.
+
+A model is cut into stages; each device has one or several. An action is the forward of a stage for
+one micro-batch, or its backward, whole or in two parts: the gradient by the input, which the
+previous stage waits for, and the gradient by the weights, which no stage waits for. Below, p is the
+number of devices, m the number of micro-batches ("chunks"), v the number of stages per device. A
+*bubble* is the share of time in which the busiest device is idle.
+
+A pipeline is a policy, not a graph: the order says which action a device runs first, and the graph
+is the same for all orders. This module knows neither torch nor machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple
+
+from autosched import ScheduleError
+
+Kind = Literal["F", "B", "I", "W"]
+KINDS: tuple[Kind, ...] = ("F", "I", "W")
+Seconds = Sequence[float | Sequence[float]]  # of F, I and W
+Table = tuple[tuple[float, ...], ...]  # seconds by kind (F, I, W) and stage
+
+
+class Action(NamedTuple):
+    """F: forward, B: whole backward, I: gradient by the input, W: gradient by the weights.
+
+    >>> str(Action(2, "F", 0))
+    '2F0'
+    """
+
+    stage: int
+    kind: Kind
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.chunk}"
+
+
+Rows = tuple[tuple[Action, ...], ...]  # by device
+# What an action holds after it, in halves of a stage's activations: I releases one half, as in Qi
+# et al., "Zero bubble", arXiv 2401.10241.
+HELD: Mapping[str, int] = {"F": 2, "B": -2, "I": -1, "W": -1}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What each device of a pipeline does: ``rows`` of actions, by device.
+
+    ``print`` it to see them. ``table`` has the seconds of stages for which it was made, by kind (F,
+    I, W), ``copy`` those of a copy between devices. Raises ScheduleError unless each stage is on one
+    device, with one forward and one backward for each micro-batch, and no device waits forever.
+
+    >>> order("1f1b", 2, 3)
+    0F0 0F1 0B0 0F2 0B1 0B2
+    1F0 1B0 1F1 1B1 1F2 1B2
+    """
+
+    name: str
+    rows: Rows
+    table: Table
+    copy: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.rows)
+        self._starts(self.table, self.copy)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage.
+
+        >>> order("interleaved", 2, 1).devices, order("zb-v", 2, 1).devices
+        ((0, 1, 0, 1), (0, 1, 1, 0))
+        """
+        found = {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
+        return tuple(found[stage] for stage in range(len(found)))
+
+    @cached_property
+    def chunks(self) -> int:
+        """The number of micro-batches."""
+        return 1 + max(action.chunk for action in self.rows[0])
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether a backward has two parts."""
+        return any(action.kind == "W" for row in self.rows for action in row)
+
+    def split(self) -> Order:
+        """Return the order with the two parts of each backward, one after the other."""
+        rows = tuple(tuple(chain.from_iterable(map(_parts, row))) for row in self.rows)
+        return replace(self, rows=rows)
+
+    def first(self, chunks: int) -> Order:
+        """Return the order of the first micro-batches alone."""
+        rows = (tuple(action for action in row if action.chunk < chunks) for row in self.rows)
+        return replace(self, rows=tuple(rows))
+
+    def bubble(self, seconds: Seconds | None = None, copy: float | None = None) -> float:
+        """Return the share of time in which the busiest device is idle.
+
+        Time is that of the device that takes longest, from its first start to its last end; others
+        may begin the next step meanwhile. Arguments are those of ``order``; default: those that it
+        was made for.
+
+        >>> order("1f1b", 4, 9).bubble()
+        0.25
+        """
+        table = self._table(seconds)
+        starts = self._starts(table, self.copy if copy is None else copy)
+        longest = max(
+            starts[row[-1]] + _seconds(table, row[-1]) - starts[row[0]] for row in self.rows
+        )
+        work = max(sum(_seconds(table, action) for action in row) for row in self.rows)
+        return max(longest - work, 0.0) / longest if longest else 0.0
+
+    def starts(
+        self, seconds: Seconds | None = None, copy: float | None = None
+    ) -> dict[Action, float]:
+        """Return when each action starts, in seconds. Arguments as of ``bubble``."""
+        return self._starts(self._table(seconds), self.copy if copy is None else copy)
+
+    def peak(self) -> tuple[float, ...]:
+        """Return how many micro-batches' activations each device holds at most.
+
+        A forward takes those of its stage, of which the gradient by the input releases a half, and
+        the gradient by the weights the other.
+
+        >>> order("gpipe", 2, 6).peak(), order("1f1b", 2, 6).peak()
+        ((6.0, 6.0), (2.0, 1.0))
+        """
+        laps = Counter(self.devices)
+        return tuple(
+            max(accumulate(HELD[action.kind] for action in row)) / (2 * laps[rank])
+            for rank, row in enumerate(self.rows)
+        )
+
+    def check_memory(self, memory: float | None) -> None:
+        """Raise ScheduleError where a device holds more than ``memory``, in micro-batches."""
+        most = max(self.peak())
+        if memory is not None and most > memory + 1e-9:
+            raise ScheduleError(
+                f"order {self.name!r} holds activations of {most:g} micro-batches on a device, more "
+                f"than memory={memory:g}"
+            )
+
+    def __repr__(self) -> str:
+        return "\n".join(" ".join(map(str, row)) for row in self.rows)
+
+    def _table(self, seconds: Seconds | None) -> Table:
+        laps = len(self.devices) // len(self.rows)
+        return self.table if seconds is None else table_of(seconds, len(self.rows), laps)
+
+    def _starts(self, table: Table, copy: float) -> dict[Action, float]:
+        starts: dict[Action, float] = {}
+        ends: dict[tuple[int, str, int], float] = {}
+        free = [0.0 for _ in self.rows]
+        position = [0 for _ in self.rows]
+        devices = self.devices
+        waiting = deque(range(len(self.rows)))
+        while waiting:
+            rank = waiting.popleft()
+            row = self.rows[rank]
+            while position[rank] < len(row):
+                action = row[position[rank]]
+                stage, kind, chunk = action
+                start = free[rank]
+                for key in _needed(action, len(devices)):
+                    if key not in ends:
+                        break
+                    start = max(start, ends[key] + (copy if devices[key[0]] != rank else 0.0))
+                else:
+                    starts[action] = start
+                    free[rank] = start + _seconds(table, action)
+                    ends[stage, "I" if kind == "B" else kind, chunk] = free[rank]
+                    position[rank] += 1
+                    neighbour = stage + 1 if kind == "F" else stage - 1
+                    if kind != "W" and 0 <= neighbour < len(devices):
+                        waiting.append(devices[neighbour])
+                    continue
+                break
+        for rank, row in enumerate(self.rows):
+            if position[rank] < len(row):
+                action = row[position[rank]]
+                missing = next(k for k in _needed(action, len(devices)) if k not in ends)
+                raise ScheduleError(
+                    f"order {self.name!r}: device {rank} waits forever in {action} for "
+                    f"{missing[1]} of stage {missing[0]} and micro-batch {missing[2]}"
+                )
+        return starts
+
+
+def _parts(action: Action) -> tuple[Action, ...]:
+    """Return an action, or the two parts of a backward."""
+    stage, kind, chunk = action
+    if kind != "B":
+        return (action,)
+    return Action(stage, "I", chunk), Action(stage, "W", chunk)
+
+
+def _seconds(table: Table, action: Action) -> float:
+    stage = action.stage
+    if action.kind == "B":
+        return table[1][stage] + table[2][stage]
+    return table[KINDS.index(action.kind)][stage]
+
+
+def _needed(action: Action, stages: int) -> Iterable[tuple[int, str, int]]:
+    """Return what an action waits for: stages, kinds (backward is I) and micro-batches."""
+    stage, kind, chunk = action
+    if kind == "F":
+        return [(stage - 1, "F", chunk)] if stage else []
+    if kind == "W":
+        return [(stage, "I", chunk)]
+    before = [(stage + 1, "I", chunk)] if stage + 1 < stages else []
+    return [(stage, "F", chunk), *before]
+
+
+def _check(name: str, rows: Rows) -> None:
+    """Raise ScheduleError unless each stage is complete, and on one device."""
+    actions = Counter(chain.from_iterable(rows))
+    where: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        if not row:
+            raise ScheduleError(f"order {name!r}: device {rank} has no action")
+        for action in row:
+            if where.setdefault(action.stage, rank) != rank:
+                raise ScheduleError(
+                    f"order {name!r}: stage {action.stage} is on devices {where[action.stage]} and "
+                    f"{rank}"
+                )
+    stages = 1 + max((action.stage for action in actions), default=-1)
+    chunks = 1 + max((action.chunk for action in actions), default=-1)
+    for stage in range(stages):
+        for chunk in range(chunks):
+            f, b, i, w = (actions[stage, kind, chunk] for kind in ("F", "B", "I", "W"))  # type: ignore[index]
+            if (f, b, i, w) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
+                raise ScheduleError(
+                    f"order {name!r}: stage {stage} must have one F, and one B or one I and one W, for "
+                    f"micro-batch {chunk}; it has {f} F, {b} B, {i} I, {w} W"
+                )
+
+
+def table_of(seconds: Seconds, devices: int, stages: int) -> Table:
+    """Return seconds by kind and stage: those of a device are divided among its stages.
+
+    Raises ScheduleError for anything but three finite numbers, or three lists with one per stage.
+    """
+    count = devices * stages
+    message = (
+        f"seconds must be those of F, I and W: three numbers, or three lists of {count}, one for "
+        f"each stage; got {seconds!r}"
+    )
+    try:
+        found = tuple(
+            tuple(map(float, each))
+            if isinstance(each, Sequence)
+            else (float(each) / stages,) * count
+            for each in seconds
+        )
+    except (TypeError, ValueError):
+        raise ScheduleError(message) from None
+    numbers = list(chain.from_iterable(found))
+    if [*map(len, found)] != [count] * 3 or not all(0 <= n < math.inf for n in numbers):
+        raise ScheduleError(message)
+    return found
