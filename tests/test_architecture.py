@@ -76,7 +76,8 @@ MAY_IMPORT = {
     # futures of submitted calls are those of runs
     "frontends": [*INPUTS, "coarsening", "fusion", "policies", "runtime", "scheduling"],
     "testing": [
-        *[*IR, "policies", "problem", "runtime", "sanitizer", "scheduling", "simulation"],
+        *[*IR, "policies", "problem", "runtime", "sanitizer", "scheduling", "simulated_gpus"],
+        "simulation",
     ],
     # what runs on them starts with no streams and graphs of its own
     "simulated_gpus": ["_lib", "errors", "graph", "runtime"],

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from autosched.sanitizer.detector import Detector
 from autosched.sanitizer.findings import Access, Advice, Finding, Line, Report
+from autosched.sanitizer.lines import compiled_call
 from autosched.simulated_gpus import playing
 from autosched.simulated_gpus.observer import Observer
 from autosched.simulated_gpus.tensors import memory_of
@@ -75,6 +76,13 @@ def watching(gpus: int = 1, numbers: bool = False) -> Iterator[Watching]:
         hardware.observer = detector = Detector(hardware)
         try:
             yield Watching(detector)
+        except Exception as error:
+            if name := compiled_call(error):
+                error.add_note(
+                    f"Compiled functions such as {name} find no GPU. If it starts a kernel, say what it "
+                    f"writes, before: asc.testing.declare({name}, writes=...), or instead=..."
+                )
+            raise
         finally:
             hardware.observer = Observer()
             hardware.faults.clear()

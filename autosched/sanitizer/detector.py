@@ -186,6 +186,9 @@ class Detector(Observer):
         note = f"{what} was read{where}: no numbers are computed, so it was zero"
         self.notes[f"{note}; numbers=True computes them"] = None
 
+    def noted(self, what: str) -> None:
+        self.notes[what] = None
+
     def _memory(self, item: torch.Tensor) -> Memory | None:
         block = block_of(item)
         if block is not None:

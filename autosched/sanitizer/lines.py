@@ -6,12 +6,15 @@ these frames, in their lists, dictionaries and attributes, and in modules.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
+import linecache
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -56,6 +59,41 @@ def lines() -> tuple[Line, ...]:
         if own == _MOST_LINES or (is_own and code.co_name == "<module>"):
             break
     return tuple(found)
+
+
+def compiled_call(error: BaseException) -> str:
+    """Return the user's name of a compiled function, neither Python's nor torch's, that raised an error."""
+    found = error.__traceback__
+    while found is not None and found.tb_next is not None:
+        found = found.tb_next
+    if found is None or _is_ours(found.tb_frame.f_code.co_filename):
+        return ""
+    positions = list(found.tb_frame.f_code.co_positions())[found.tb_lasti // 2]
+    text = linecache.getlines(found.tb_frame.f_code.co_filename)
+    first, last, begin, end = positions
+    if None in positions or last > len(text):  # type: ignore[operator]
+        return ""
+    chosen = [line.encode() for line in text[first - 1 : last]]  # type: ignore[operator]
+    chosen[-1] = chosen[-1][:end]
+    chosen[0] = chosen[0][begin:]
+    with contextlib.suppress(SyntaxError):
+        call = ast.parse(b"".join(chosen).strip(), mode="eval").body
+        if isinstance(call, ast.Call):
+            return _compiled(call.func, found.tb_frame)
+    return ""
+
+
+def _compiled(named: ast.expr, frame: FrameType) -> str:
+    """Return a name if what it names is a compiled function of others."""
+    parts = ast.unparse(named).split(".")
+    known = {**frame.f_globals, **_variables(frame)}
+    item = known.get(parts[0])
+    for part in parts[1:]:
+        item = getattr(item, part, None)
+    home = str(getattr(item, "__module__", "") or "").partition(".")[0]
+    is_others = home and home not in {*sys.stdlib_module_names, "torch", "numpy"}
+    is_compiled = callable(item) and not isinstance(item, (FunctionType, MethodType, type))
+    return ".".join(parts) if is_others and is_compiled else ""
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:

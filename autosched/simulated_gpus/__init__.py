@@ -8,6 +8,7 @@
     libraries   handles and workspaces of cuBLAS and cuDNN
     autograd    backward passes, on the streams of forward passes
     autocast    casts in regions of autocast
+    kernels     kernels of Triton and of extensions, by declarations
     observer    what happens, told to a reader
     generators  random numbers, also in graphs that are replayed
     timing      computed durations
@@ -40,7 +41,7 @@ from autosched._lib.replacing import replaced
 from autosched.errors import RealGPUsError
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from autosched.simulated_gpus import autocast, autograd, fakes, streams, tensors
+from autosched.simulated_gpus import autocast, autograd, fakes, kernels, streams, tensors
 from autosched.simulated_gpus import hardware as _hardware
 from autosched.simulated_gpus.hardware import Hardware
 
@@ -78,7 +79,7 @@ def playing(
         (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),
     )
     try:
-        with replaced(*own, *_attributes(torch, gpus, kind)), tensors.Mode():
+        with replaced(*own, *kernels.attributes(), *_attributes(torch, gpus, kind)), tensors.Mode():
             yield simulated
     finally:
         simulated.close()

@@ -56,3 +56,6 @@ class Observer:
 
     def numbers_read(self, what: str) -> None:
         """The host asks for numbers, which are not computed."""
+
+    def noted(self, what: str) -> None:
+        """Something is not as on a GPU."""

@@ -57,6 +57,11 @@ class _Asking(threading.local):
 _asking = _Asking()
 
 
+def asks_for_shapes() -> bool:
+    """Whether this thread runs an operator for its shapes alone."""
+    return _asking.for_shapes
+
+
 def _shaped(func: Any, call: tuple[Any, dict[str, Any]]) -> Any:
     """Call an operator on meta tensors."""
     _asking.for_shapes = True
@@ -386,7 +391,11 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
             and torch.Tag.dynamic_output_shape not in func.tags
         ):
             if isinstance(error, NotImplementedError):
-                raise NotImplementedError(f"{func} cannot be simulated: {error}") from error
+                name = func.name().partition(".")[0]
+                raise NotImplementedError(
+                    f"{name} has no fake implementation, which tells the shapes of its results: "
+                    f"give it one with torch.library.register_fake({name!r})"
+                ) from error
             raise
         if not gpus.numbers:
             raise NotImplementedError(
@@ -395,6 +404,11 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
         gpus.synchronize(queue)  # the host must see numbers to know the shape
         found = _called(func, host_call)
         return tree_map(lambda leaf: _moved(gpus, leaf, device), found)
+    if gpus.numbers and not _computes_on_cpu(func):
+        raise NotImplementedError(
+            f"{func} has no kernel for the CPU, which computes numbers: give it one with "
+            f"torch.library.register_kernel({func.name()!r}, 'cpu', ...)"
+        )
     made = tree_leaves(results)
     fresh = [
         n
@@ -424,6 +438,12 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     read = [] if _reads_shapes(func) else list(filter(block_of, read))
     gpus.launch(queue, str(func), work, touched, read, written)
     return results
+
+
+def _computes_on_cpu(func: Any) -> bool:
+    if func.namespace in ("aten", "prims"):
+        return True  # some by way of others
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU"))
 
 
 def _reads_shapes(func: Any) -> bool:
