@@ -35,6 +35,10 @@ _NO_DATA = (
     "Python reads elements of a tensor, and a graph has no data: keep them in tensors "
     "(torch.where, index_select), return them, or do this outside of the step"
 )
+_NO_SHAPE = (
+    "the shape of a result depends on elements of a tensor, and a graph has no data: keep the shape "
+    "(torch.where instead of a mask as an index), or do this outside of the step"
+)
 _OUTSIDE = "use it outside of the step, and pass its results as tensors"
 _DEVICES = "put the model and its inputs on one device, with data; the schedule places the tasks"
 _SCALER = "GradScaler tests whether gradients are finite; use bfloat16 without it"
@@ -69,7 +73,9 @@ _ADVICE = {
     "reads the padding mask",
     "data-dependent": _NO_DATA,
     "DataDependent": _NO_DATA,
-    "DynamicOutputShape": _NO_DATA,
+    "_ctc_loss": "CTCLoss looks at lengths to choose the shapes of what it keeps for its backward; "
+    + _OUTSIDE,
+    "DynamicOutputShape": _NO_SHAPE,
     "data is not allocated yet": _NO_DATA,
     "got SymInt": _NO_DATA,
     "SymFloat": _NO_DATA,
