@@ -8,12 +8,12 @@ the reason.
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
 add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
 ``Possible`` tracks the devices that are left for each task, ``ranks`` computes priorities, and
-``Plan`` times tasks and copies. A policy with parameters is a function that returns a policy, such
+``Listing`` times tasks and copies. A policy with parameters is a function that returns a policy, such
 as ``single_on(device)``, ``in_order(sequences)``. Any function with this signature works as
 ``policy=``, also if it is not in the table.
 
-``simple`` has those that need no costs but sums; ``heft`` and ``m_etf`` follow papers, beyond whose
-models they support copies, streams, links and groups; ``least_memory`` searches an order for little
+``simple`` has those that need no costs but sums; ``heft`` follows a paper, beyond whose model it
+supports copies, streams, links and groups; ``least_memory`` searches an order for little
 memory, and those of ``local_search`` and ``constraint_programming`` search. ``candidates`` lists
 what ``policy="auto"`` tries.
 
@@ -36,7 +36,6 @@ from autosched.policies.least_memory import least_memory
 from autosched.policies.local_search.annealer import Progress
 from autosched.policies.local_search.portfolio import portfolio
 from autosched.policies.local_search.search import exact, search
-from autosched.policies.m_etf import m_etf
 from autosched.policies.simple import round_robin, single, single_on
 from autosched.problem import Policy
 
@@ -50,7 +49,6 @@ __all__ = [
     "heft",
     "in_order",
     "least_memory",
-    "m_etf",
     "portfolio",
     "round_robin",
     "search",
@@ -66,5 +64,4 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
-    "m_etf": m_etf,
 }

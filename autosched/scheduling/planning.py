@@ -44,7 +44,6 @@ from autosched.policies import (
     Progress,
     candidates,
     least_memory,
-    m_etf,
     search,
     single,
 )
@@ -414,7 +413,7 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     none is shorter; of a large graph, if lists promise that they are. Splits into stages, for the
     period, find those that need few devices.
     """
-    frugal = (single, m_etf, least_memory) if problem.is_limited else ()
+    frugal = (single, least_memory) if problem.is_limited else ()
     limits = stream_limits(problem)
     machine = problem.machine
     if machine.contention and problem.costs.has_sharing(machine.devices):

@@ -18,7 +18,7 @@ from autosched.graph.graph import Graph
 from autosched.lowering import fits, fitted, lower
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import Policy, m_etf
+from autosched.policies import Policy
 from autosched.program.program import Copy, Record, Stream, Wait, occupied
 from autosched.simulation.footprint import footprint
 from autosched.testing.checking import scattered
@@ -247,29 +247,6 @@ def test_a_version_may_come_again_only_once_it_was_freed() -> None:
 # ---- policies that mind memory
 
 
-def test_m_etf_goes_where_there_is_room() -> None:
-    graph = Graph()
-    graph.output(
-        *(
-            graph.add(torch.ones, 3, name=f"t{i}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
-            for i in range(4)
-        )
-    )
-    placed = m_etf(asc.Problem(graph, gpu(100, gpus=2))).device
-    assert sorted(placed.values()) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
-
-
-def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
-    graph = Graph()
-    value = graph.add(torch.ones, 3, name="t0", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
-    for number in range(1, 6):
-        value = graph.add(
-            torch.neg, value, name=f"t{number}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9}
-        )
-    graph.output(value)
-    assert set(m_etf(asc.Problem(graph, gpu(80, gpus=2))).device.values()) == {"cuda:0"}
-
-
 # ---- the laws, on any graph
 
 
@@ -354,7 +331,7 @@ def assert_keeps_to_memory(schedule: asc.Schedule, seed: int) -> None:
         assert all(most[device.name] <= device.nbytes for device in schedule.machine.devices)
 
 
-POLICIES: Sequence[str | Policy] = ("heft", "single", "m_etf", scattered(0), scattered(1))
+POLICIES: Sequence[str | Policy] = ("heft", "single", scattered(0), scattered(1))
 
 
 @given(graph=graphs(views=False, most=20), machine=machines(), data=st.data())

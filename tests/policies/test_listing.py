@@ -20,7 +20,7 @@ from autosched.graph.graph import Graph
 from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.placement import Placement, Send, check
-from autosched.policies import heft, m_etf, portfolio, search
+from autosched.policies import heft, portfolio, search
 from autosched.policies.base import listing
 from autosched.policies.base.kernels import earliest_gap
 from autosched.policies.base.listing import Listed, Listing
@@ -401,7 +401,7 @@ def test_a_wrong_budget_is_named(given, message):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("policy", [heft, m_etf, portfolio, search(moves=10)])
+@pytest.mark.parametrize("policy", [heft, portfolio, search(moves=10)])
 def test_what_would_end_later_than_a_float_can_say_is_refused_without_warnings(policy):
     graph = Graph()
     graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)

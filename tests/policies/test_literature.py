@@ -35,7 +35,7 @@ EXAMPLES = {
     "Kuan": example(*KUAN),
 }
 MAKESPANS = [80, 133, 84, 88, 30]  # of HEFT; the first two are published
-TIMED = {name: POLICIES[name] for name in ("heft", "portfolio", "m_etf")}
+TIMED = {name: POLICIES[name] for name in ("heft", "portfolio")}
 
 
 def test_schedules_of_published_examples_take_as_long_as_published():

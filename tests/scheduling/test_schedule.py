@@ -89,7 +89,7 @@ def test_a_policy_is_given_the_problem():
 def test_a_schedule_is_copied_and_pickled_without_what_policies_have_read():
     graph = asc.Graph()
     graph.output(y=graph.add(abs, graph.input("x"), seconds=1.0))
-    schedule = asc.schedule(graph, TWO_GPUS, policy="m_etf", backend="host")
+    schedule = asc.schedule(graph, TWO_GPUS, policy="heft", backend="host")
     assert schedule.problem.lists.group == [0]
     for twin in (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
         assert (str(twin), twin(x=-3)) == (str(schedule), {"y": 3})

@@ -2,7 +2,6 @@
 
 possible   devices that a task may still be placed on
 kernels    start times of tasks and copies, list scheduling; compiled where that pays off
-plan       a schedule under construction, task by task
 listing    whole lists of tasks, scheduled in one call
 ranks      upward rank and other priorities
 """

@@ -35,7 +35,7 @@ def test_wrapped_modules_run_in_tasks(ranks, kind):
 
 
 @pytest.mark.parametrize(
-    ("size", "policy"), [pytest.param(2, "m_etf", marks=pytest.mark.slow), (3, "round_robin")]
+    ("size", "policy"), [pytest.param(2, "heft", marks=pytest.mark.slow), (3, "round_robin")]
 )
 def test_a_training_step_of_all_ranks_equals_the_eager_one_on_each(ranks, size, policy):
     assert ranks.run(jobs.train_together, size, policy) == [[True] * 4] * size
