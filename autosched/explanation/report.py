@@ -6,10 +6,8 @@ The text formats facts and remedies, and computes none.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -46,11 +44,6 @@ from autosched.explanation.remedies import (
 from autosched.explanation.what_if import SMALL, Advice, Case, worthwhile
 from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
-from autosched.machine.machine import Machine
-from autosched.placement import Placement
-from autosched.policies import Policy
-from autosched.policies.candidates import splits
-from autosched.problem import Goal
 from autosched.program.parts import crosses
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.simulation.footprint import needs_of_runs
@@ -62,17 +55,7 @@ from autosched.timeline.timeline import Timeline, what
 
 Limit = Literal["device", "copies", "carried", "order", "in_flight", "host"]
 
-_LEAST = 0.02  # of the period; changes that gain less are not listed
 _NOTED = 0.1  # of the makespan, from which a shorter period is mentioned
-_MOST = 64  # runs in flight that are tried
-
-
-@dataclass(frozen=True)
-class Better:
-    """A change in words, and the period with it, in seconds."""
-
-    words: str
-    period: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +81,6 @@ class PeriodFacts:
     busy: Mapping[str, float]
     enough: int
     memory: str
-    better: tuple[Better, ...]
 
 
 def period_facts(case: Case) -> PeriodFacts | None:
@@ -121,7 +103,6 @@ def period_facts(case: Case) -> PeriodFacts | None:
         busy={str(stream): seconds for stream, seconds in _busy(case).items()},
         enough=fewest_in_flight(program, case.seconds, case.issuing, program.in_flight),
         memory=_full(case),
-        better=tuple(sorted(_better(case, found, limit), key=lambda each: each.period)),
     )
 
 
@@ -129,9 +110,11 @@ def in_flight_note(case: Case) -> tuple[str, ...]:
     """Note the period of a loop with two runs in flight, if it is well below the makespan."""
     if case.program.in_flight > 1 or case.machine.ranks or len(case.graph) > SMALL:
         return ()
-    two = replace(case, program=replace(case.program, in_flight=2))
-    then = _period_of(two, case.placement, case.machine)
-    if then > (1 - _NOTED) * case.makespan:
+    problem = case.problem.constrained(outputs=case.outputs)
+    loop = lower(problem, case.placement, in_flight=2)
+    then = Plan(problem, case.placement, loop).period
+    fits = min(need.most for need in needs_of_runs(loop, problem).values()) >= 2
+    if not fits or then > (1 - _NOTED) * case.makespan:
         return ()
     took = f"{duration(then)} per run instead of {duration(case.makespan)}"
     return (f"in a loop, in_flight=2 takes {took}, since runs overlap",)
@@ -175,52 +158,6 @@ def _full(case: Case) -> str:
     needs = needs_of_runs(case.program, case.problem)
     name = min(needs, key=lambda device: needs[device].most)
     return name if needs[name].most <= case.program.in_flight else ""
-
-
-def _better(case: Case, found: Period, limit: Limit) -> Iterator[Better]:
-    program = case.program
-    least = (1 - _LEAST) * found.seconds
-    if limit == "in_flight":
-        needs = needs_of_runs(program, case.problem)
-        most = int(min([_MOST, *(need.most for need in needs.values())]))
-        count = fewest_in_flight(program, case.seconds, case.issuing, max(most, program.in_flight))
-        then = replace(case, program=replace(program, in_flight=count)).period
-        if count > program.in_flight and then < least:
-            yield Better(f"in_flight={count} instead of {program.in_flight}", then)
-    if limit == "order":
-        for name in dict.fromkeys(program.instructions[at].stream.device for at, _ in found.cycle):
-            more = case.machine.device(name).streams + 1
-            then = _period_of(case, case.placement, _with_streams(case.machine, name, more))
-            if then < least:
-                yield Better(f"{more} compute streams on {name}", then)
-    if len(case.graph) <= SMALL:
-        policies = splits(replace(case.problem, goal=Goal("period", program.in_flight)))
-        then = min(_periods_of(case, policies), default=found.seconds)
-        if then < least:
-            yield Better('plan with objective="period"', then)
-
-
-def _with_streams(machine: Machine, name: str, streams: int) -> Machine:
-    """Return a machine of which one device has so many compute streams."""
-    devices = [replace(d, streams=streams) if d.name == name else d for d in machine.devices]
-    return replace(machine, devices=tuple(devices))
-
-
-def _periods_of(case: Case, policies: Iterable[Policy]) -> Iterator[float]:
-    """Yield the periods of placements by policies, as far as there are any."""
-    for policy in policies:
-        with suppress(ScheduleError):
-            yield _period_of(case, policy(case.problem), case.machine)
-
-
-def _period_of(case: Case, placement: Placement, machine: Machine) -> float:
-    """Return the period of a placement; infinity if so many runs in flight do not fit."""
-    count = case.program.in_flight
-    problem = replace(case.problem.constrained(outputs=case.outputs), machine=machine)
-    loop = lower(problem, placement, in_flight=count)
-    if min(need.most for need in needs_of_runs(loop, problem).values()) < count:
-        return math.inf
-    return Plan(problem, placement, loop).period
 
 
 _MOST_LATE = 3
@@ -641,9 +578,6 @@ def _period_lines(found: PeriodFacts) -> Iterator[str]:
     stream, seconds = next(iter(found.busy.items()), ("", 0.0))
     if found.limit not in ("device", "copies") and seconds:
         yield f"the busiest stream, {stream}, works {percent(seconds / found.seconds)} of it"
-    for better in found.better:
-        gain = percent(1 - better.period / found.seconds)
-        yield f"-{gain}: {better.words} -> {duration(better.period)}"
     if found.memory and found.limit == "in_flight":
         yield f"the memory of {found.memory} has no room for another run"
     elif found.enough < found.in_flight:

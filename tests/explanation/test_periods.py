@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import autosched as asc
 
 FAST = asc.Machine.emulated(gpus=2, bytes_per_second=1e30, latency=0.0)
@@ -38,11 +36,10 @@ def test_the_busiest_device():
     assert "in_flight=3 would suffice" in str(explained(STAGES, 4))
 
 
-def test_too_few_runs_in_flight_and_the_number_that_would_suffice():
+def test_too_few_runs_in_flight():
     found = explained(STAGES, 2)
     assert (found.period.limit, found.period.seconds) == ("in_flight", 5.0)
-    assert [(b.words, b.period) for b in found.period.better] == [("in_flight=3 instead of 2", 4.0)]
-    assert "-20%: in_flight=3 instead of 2 -> 4 s" in str(found)
+    assert "no run begins before one of those in flight has ended" in " ".join(str(found).split())
 
 
 def test_memory_that_leaves_no_room_for_another_run():
@@ -50,7 +47,6 @@ def test_memory_that_leaves_no_room_for_another_run():
     machine = asc.Machine.emulated(gpus=2, bytes_per_second=1e30, latency=0.0, nbytes=400)
     found = explained(graph, 2, machine)
     assert (found.period.limit, found.period.memory) == ("in_flight", "cuda:0")
-    assert found.period.better == ()
     assert "the memory of cuda:0 has no room for another run" in str(found)
 
 
@@ -77,15 +73,6 @@ def test_state_that_runs_hand_on():
     assert (found.period.limit, found.period.seconds) == ("carried", 6.0)
     assert {"first", "second", "update"} <= set(found.period.cycle)
     assert found.period.bound_name == "carried"
-
-
-def test_a_plan_for_the_period_is_suggested():
-    graph = chain(*[(1.0, None)] * 6)
-    found = explained(graph, 3, policy="single")
-    assert [(b.words, b.period) for b in found.period.better] == [
-        ('plan with objective="period"', 2.0)
-    ]
-    assert json.loads(found.to_json())["period"]["better"][0]["period"] == 2.0
 
 
 def test_one_run_at_a_time_says_what_two_in_flight_would_gain():
