@@ -115,7 +115,7 @@ class Ranks(Threads):
             return self.exchanges.wait(stream, event)
         return super().wait(stream, event)
 
-    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+    def free(self, stream: Stream) -> Callable[[Any], None]:
         """Let the sends of a value go with it.
 
         Before, wait for the copies of the stream: that one of them has ended may show that other

@@ -6,9 +6,10 @@ it waits for those. No thread waits for a copy that nobody needs yet.
 
 Each copy has a number, which is its tag; NCCL has no tags, and both ranks start its copies in the
 order of the program. In the first run a description goes ahead of each value; ahead of plain data,
-such as numbers, in each run. From then on both sides know what comes: the receiver is ready from the
-beginning of a run, in memory that it keeps, and the sender compares before it sends, because gloo
-aborts a receiver that gets more than it expects.
+such as numbers, in each run. From then on both sides know what comes: each thread is ready for one
+value more than it has asked for, so that it can arrive while the thread computes, values of one
+description are received in the same memory, in turn, and the sender compares before it sends, because
+gloo aborts a receiver that gets more than it expects.
 
 Where connections close, gloo never wakes who waits for a copy of which a part is under way. So
 threads that still wait a moment later are given up, and the run ends without them.
@@ -21,6 +22,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ from autosched.runtime.backends.host import overwritten
 
 _PATIENCE = 0.2  # seconds for waits to end when connections are lost
 _LONGEST = 1 << 16  # bytes of a description: its receiver does not know how long it is
+_TRIED = 3  # buffers, for one that nobody uses
 
 
 class Exchange:
@@ -61,10 +64,13 @@ class Exchange:
         # Called with a thread whose wait never ends, with its position and with the cause.
         self.give_up: Callable[[int, int, AutoschedError], None] = lambda *_: None
         self.waiting: dict[int, _End] = {}  # by thread
-        self._ends: dict[Send | Receive, deque[_End]] = defaultdict(deque)
+        self._ends: dict[Send | Receive, deque[_Send | _Receive]] = defaultdict(deque)
         self._by_stream: dict[Stream, list[_End]] = {}
-        self._receives: list[_Receive] = []
-        self._sends = 0
+        self._first: list[_Receive] = []  # of each thread
+        latest: dict[str | None, _Receive] = {}  # of each thread
+        # Memory into which nothing is received now, by description, oldest first.
+        most = sum(isinstance(item, Receive) for item in part)
+        self.idle: dict[str, deque[ReceiveBuffer]] = defaultdict(partial(deque, maxlen=most))
         self._sent: dict[int, list[_End]] = {}  # by the identity of a value
         self._awaited: dict[tuple[Stream, int], list[_End]] = {}
         self._recorded = recorded = dict[int, list[_End]]()
@@ -91,19 +97,20 @@ class Exchange:
             self._ends[item].append(made)
             if here not in direct:
                 self._by_stream.setdefault(item.stream, []).append(made)
-            self._sends += isinstance(item, Send)
             if isinstance(made, _Receive) and here not in direct:
                 made.is_pinned = (item.value, item.version) in onward
-                self._receives.append(made)
+                thread = threads[item.stream]
+                if thread in latest:
+                    latest[thread].following = made
+                else:
+                    self._first.append(made)
+                latest[thread] = made
         group.users.add(self)
 
     # ---- compiling
 
     def transfer(self, half: Send | Receive) -> Transfer:
-        """Return the function that starts to send or to receive a value.
-
-        Called once for each, in the order of the part.
-        """
+        """Return the function that starts to send or to receive; call once for each, in order."""
         return self._ends[half].popleft()
 
     def is_copied(self, event: int) -> bool:
@@ -118,14 +125,12 @@ class Exchange:
         """Note a send that keeps the memory of a value."""
         self._sent.setdefault(id(value), []).append(end)
 
-    def freeing(self, streams: Collection[Stream]) -> Callable[[Any], None] | None:
+    def freeing(self, streams: Collection[Stream]) -> Callable[[Any], None]:
         """Return what to do with a value that is freed; first wait for the copies of some streams.
 
         Its sends have ended, and would keep its memory: they are waited for.
         """
         finish = self.ending(streams)
-        if finish is None and not self._sends:
-            return None
 
         def free(value: Any) -> None:
             if finish is not None:
@@ -142,10 +147,10 @@ class Exchange:
     # ---- running
 
     def begin(self) -> None:
-        """Begin a run: be ready to receive what is known to come."""
+        """Begin a run: be ready for the first value of each thread."""
         self.group.check()
         self._sent.clear()
-        for received in self._receives:
+        for received in self._first:
             received.post()
 
     @property
@@ -186,9 +191,7 @@ class _End:
     """
 
     started: Sequence[Any] | None = None
-    known: Any = (
-        None  # the description of what is copied in each run; a receiver has alignments too
-    )
+    known: Any = None  # the description of what each run copies; a receiver has alignments, too
 
     def __init__(
         self,
@@ -209,20 +212,17 @@ class _End:
         self.name = f"{half}, {where}"
         self.value = half.value
         self.device = device
-        ends = (group.rank, peer) if isinstance(half, Send) else (peer, group.rank)
-        host = group.way(*ends)
-        way = host if device is None else group.way(*ends, is_direct=True)
-        self._ways = [each.send if isinstance(half, Send) else each.recv for each in (host, way)]
+        is_send = isinstance(half, Send)
+        direct = group.gloo if device is None else group.devices[is_send == (peer > group.rank)]
+        self._ways = [each.send if is_send else each.recv for each in (group.gloo, direct)]
         self._tag = tag
         self._guard = threading.Lock()
-
-    def __call__(self, value: Any, into: Any) -> Any:
-        """Start to send a value, or to receive one, perhaps into memory that exists."""
-        raise NotImplementedError
 
     def start(self, rows: Sequence[torch.Tensor], is_description: bool = False) -> list[Any]:
         """Return the works of rows, or of a description. Raises the cause of a lost connection."""
         issue = self._ways[not is_description]
+        if self.device is not None:  # NCCL knows few dtypes
+            rows = [row.view(-1).view(torch.uint8) for row in rows]
         try:
             return [issue([row], self.peer, self._tag) for row in rows]
         except RuntimeError as error:
@@ -298,21 +298,20 @@ class _Send(_End):
 
 
 class _Receive(_End):
-    """Receives a value, into the memory of the last run if that is free."""
+    """Receives a value, into memory of an earlier one if that is free."""
 
     is_pinned = False  # whether the memory is page-locked
-    _buffer: ReceiveBuffer | None = None
-    _posted: list[Any] | None = None  # works that were started at the beginning of the run
+    following: _Receive | None = None  # of its thread
+    _kind = ""  # names the description, the alignments, and whether the memory is page-locked
+    _buffer: ReceiveBuffer
+    _posted: list[Any] | None = None  # works that were started ahead
     _into: Any = None  # memory that exists
 
     def post(self) -> None:
         """Be ready to receive, if it is known what comes, unless that is so already."""
-        if self.known is None or self._posted is not None:
-            return
-        if self._buffer is None or not self._buffer.is_free():
-            description, at = self.known
-            self._buffer = ReceiveBuffer(description, at, self.device, self.is_pinned)
-        self._posted = self.start(self._buffer.rows)
+        if self.known is not None and self._posted is None:
+            self._buffer = self._free()
+            self._posted = self.start(self._buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
         """Start to receive a value, perhaps into memory that exists; return it."""
@@ -321,30 +320,44 @@ class _Receive(_End):
         self.post()
         if not is_fixed(self.known[0]):
             self.known = None
-        buffer = self._buffer
-        assert buffer is not None
         self.started, self._posted, self._into = self._posted, None, into
+        value = self._buffer.value if into is None else into
         if self.device is not None:
             self.wait()
-            self._buffer = None  # its memory is the program's
-        return buffer.value if into is None else into
+        elif self.following is not None:
+            self.following.post()
+        return value
 
     def _learn(self) -> None:
         """Wait for the description of a value."""
         row = torch.zeros(_LONGEST, dtype=torch.uint8)
         self.end(self.start([row], is_description=True))
-        self.known = json.loads(bytes(row.numpy()).rstrip(b"\0"))
-        self._buffer = None
+        text = bytes(row.numpy()).rstrip(b"\0").decode()
+        self.known = json.loads(text)
+        self._kind = f"{text} {self.is_pinned}"
+
+    def _free(self) -> ReceiveBuffer:
+        """Return memory that nobody uses."""
+        idle = self.exchange.idle[self._kind]
+        for _ in range(min(len(idle), _TRIED)):
+            buffer = idle.popleft()
+            if buffer.is_free():
+                return buffer
+            idle.append(buffer)
+        description, at = self.known
+        return ReceiveBuffer(description, at, self.device, self.is_pinned)
 
     def end(self, works: Sequence[Any]) -> None:
         """Wait for works, and put what has arrived in its places."""
         super().end(works)
         if works is self.started:
-            assert self._buffer is not None
             self._buffer.spread()
             if self._into is not None:
                 overwritten(self._into, self._buffer.value)
                 self._into = None
+            # Memory of a GPU is the program's; plain data may be others in the next run.
+            if self.device is None and self.known is not None:
+                self.exchange.idle[self._kind].append(self._buffer)
 
 
 # ---- values as rows of bytes, and descriptions of them
@@ -412,21 +425,11 @@ def sizes(value: Any) -> str:
 
 
 def rows(value: Any) -> list[torch.Tensor]:
-    """Return the bytes of each tensor of a value; they share memory with dense tensors."""
-    tensors = (_physical(tensor.detach()) for tensor in _tensors(value) if tensor.numel())
-    return [
-        _whole(tensor) if _goes_whole(tensor) else tensor.contiguous().view(-1).view(torch.uint8)
-        for tensor in tensors
-    ]
+    """Return the elements of each tensor of a value as they are in memory.
 
-
-def _goes_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is sent as it lies in memory: elements overlap, or have no gaps."""
-    return span(tensor) <= tensor.numel() or overlaps_itself(tensor)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((span(tensor),), (1,)).view(torch.uint8)
+    They are contiguous, and share memory with tensors that have no gaps.
+    """
+    return [_row(tensor) for tensor in map(_physical, _tensors(value)) if tensor.numel()]
 
 
 def _physical(tensor: torch.Tensor) -> torch.Tensor:
@@ -434,6 +437,14 @@ def _physical(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         return _physical(tensor.conj())
     return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return tensor
+    if span(tensor) <= tensor.numel() or overlaps_itself(tensor):
+        return tensor.as_strided((span(tensor),), (1,))  # as it lies in memory
+    return tensor.contiguous()
 
 
 # ---- receiving
@@ -464,23 +475,13 @@ class ReceiveBuffer:
             return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
         self.value = _make(description, blank)
-        self.rows: list[torch.Tensor] = []
-        self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tensors = _tensors(self.value)
-        for number in range(len(self._tensors)):
-            self._add(number)
+        detached = [tensor.detach() for tensor in self._tensors]
+        self.rows = rows(detached)
+        pairs = zip((_physical(one) for one in detached if one.numel()), self.rows, strict=True)
+        self._packed = [(one, row) for one, row in pairs if one.data_ptr() != row.data_ptr()]
+        del detached, pairs
         self._held = [*map(holders, self._tensors)]  # no variable refers to a tensor here
-
-    def _add(self, number: int) -> None:
-        tensor = _physical(self._tensors[number].detach())
-        if not tensor.numel():
-            return
-        if _goes_whole(tensor):
-            self.rows.append(_whole(tensor))
-            return
-        row = torch.empty(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
-        self._packed.append((tensor, row.view(tensor.dtype).view(tensor.shape)))
-        self.rows.append(row)
 
     def spread(self) -> None:
         """Put tensors that arrived packed in their places."""
