@@ -256,8 +256,7 @@ def _report(
     gantt, dag, page = (folder / name for name in ("mlp.svg", "mlp_graph.svg", "mlp.html"))
     title = f"One training step of a two-layer MLP on {kind.partition(', so')[0]}"
     schedule.draw(gantt, measured, title=title)
-    critical = [span.name for span in predicted.critical_path() if span.kind == "run"]
-    schedule.graph.draw(dag, schedule.placement.device, critical=critical)
+    schedule.graph.draw(dag, schedule.placement.device)
     schedule.report(page, measured, title=title)
     print(f"\nwrote {gantt} (the schedule), {dag} (the graph)", end=" ")
     print(f"and {page} (all of it, for a browser)")

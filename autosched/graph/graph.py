@@ -197,7 +197,6 @@ class Graph(Recorder):
         path: str | os.PathLike[str],
         device: Mapping[str, str] | None = None,
         *,
-        critical: Iterable[str] = (),
         depth: int | None = None,
         title: str | None = None,
     ) -> None:
@@ -207,7 +206,7 @@ class Graph(Recorder):
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
         need the extra ``viz``. Raises ChartError for other suffixes, and OSError.
         """
-        renderer_of(self).draw(self, path, device, critical, depth, title)
+        renderer_of(self).draw(self, path, device, depth, title)
 
     def __dir__(self) -> list[str]:
         return public_names(self, ("name", "outputs", "tasks", "values"))

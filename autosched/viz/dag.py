@@ -5,8 +5,9 @@ Time runs downwards, but the drawing knows no times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from autosched.graph.graph import Graph
@@ -46,7 +47,6 @@ def graph_svg(
     title: str | None = None,
     depth: int | None = None,
     most: float | None = None,
-    critical: Iterable[str] = (),
 ) -> str:
     """Draw a graph as SVG: a column per device with the host in the middle, copies thick.
 
@@ -58,9 +58,8 @@ def graph_svg(
     picture were higher than 2,500 pixels otherwise. What makes an output has its name after an
     arrow. Tasks of a backward pass and of optimizers have colours of their own.
 
-    ``critical`` are the names of tasks or copies along a path, to be marked. Order and
-    anti-dependencies are dashed and dotted; those that other dependencies imply are left out.
-    Raises ChartError for unknown names.
+    Order and anti-dependencies are dashed and dotted; those that other dependencies imply are left
+    out.
 
     >>> graph = Graph("one product")
     >>> x, w = graph.inputs("x", "w")
@@ -68,11 +67,10 @@ def graph_svg(
     >>> "<title>matmul" in graph_svg(graph, {"matmul": "cuda:0"})
     True
     """
-    critical = list(critical)
     is_bounded = depth is None and most is None
     limit = MOST if most is None else most
     while True:
-        found = diagram(graph, device, depth=depth, most=limit, critical=critical)
+        found = diagram(graph, device, depth=depth, most=limit)
         drawing = _Drawing(found)
         ranks = max(drawing.layout.rank, default=0) + 1
         drawing.pitch = min(TALL / ranks, PITCH) if is_bounded else PITCH
@@ -87,21 +85,37 @@ def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, A
     """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
 
     Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
-    the ends of arrows, and the drawing as SVG: arrows are its paths of the class ``line``, boxes its
-    groups, both in this order.
+    and what boxes of several are called. The drawing is SVG, with a group for each box, but for its
+    arrows: those are so many that the page has their classes, with how many are of each, and the
+    boxes and places where they begin and end and the place where they pass others, to draw them.
     """
     for part in parts(graph, device):
         drawing = _Drawing(part.diagram, PAGE_PITCH)
-        body, width, height = drawing.svg(is_page=True)
+        frame, width, height = drawing.frame()
+        boxes = part.diagram.boxes
+        looks = [drawing.look(arrow) for _, arrow, _ in drawing.arrows]
         yield {
             "name": part.name,
             "opens": part.opens,
             "members": part.members,
-            "text": [_text(box) for box in part.diagram.boxes],
+            "text": [_text(box) if box.amount else "" for box in boxes],
             "size": [round(width), round(height)],
-            "svg": "".join(body),
-            "ends": [ends for ends, *_ in drawing.arrows],
+            "svg": [
+                "".join(frame),
+                "".join(f"<g>{drawing.node(i, '')}</g>" for i in range(len(boxes))),
+            ],
+            "y": [round(drawing.y(rank)) for rank in drawing.layout.rank],
+            "looks": [[look, len([*mine])] for look, mine in groupby(looks)],
+            "arrows": [[*ends, *_places(route)] for ends, _, route in drawing.arrows],
         }
+
+
+def _places(route: Route) -> Iterator[int]:
+    """Yield where an arrow leaves, and how far from there it enters and passes, in whole pixels."""
+    yield round(route.leaves)
+    yield round(route.enters - route.leaves)
+    if route.passes is not None:
+        yield round(route.passes - route.leaves)
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -133,20 +147,17 @@ class _Drawing:
         self.phases = {phase if phase in PHASES else "" for phase in phases}
         self.top = MARGIN  # of the drawing; later the middle of the first rank
 
-    def svg(self, title: str = "", is_page: bool = False) -> tuple[list[str], float, float]:
-        """Return the elements of the drawing with its title, columns and legend, and its size.
+    def svg(self, title: str) -> tuple[list[str], float, float]:
+        """Return the elements of the drawing with its title, columns and legend, and its size."""
+        frame, width, height = self.frame(title)
+        nodes = (self.node(i, box.facts) for i, box in enumerate(self.diagram.boxes))
+        return [*frame, *map(self._arrow, self.arrows), *nodes, "</g>"], width, height
 
-        In a page each box is a group; tooltips are the page's own.
+    def frame(self, title: str = "") -> tuple[list[str], float, float]:
+        """Return what is around boxes and arrows, which it finds a place for; and the size.
+
+        The last element begins the group of arrows and boxes.
         """
-        frame, width, height = self._frame(title)
-        shift = f"translate({number((width - self.layout.width) / 2)} 0)"
-        body = [f'<g transform="{shift}">', *map(self._arrow, self.arrows)]
-        for i, box in enumerate(self.diagram.boxes):
-            body.append(f"<g>{self._node(i, '')}</g>" if is_page else self._node(i, box.facts))
-        return [*frame, *body, "</g>"], width, height
-
-    def _frame(self, title: str) -> tuple[list[str], float, float]:
-        """Return what is around boxes and arrows, which it finds a place for; and the size."""
         layout, note = self.layout, self.diagram.note
         entries = list(self._entries())
         named = min(max(text_width(title, TITLE), text_width(note)), TITLED) + 1
@@ -161,12 +172,14 @@ class _Drawing:
             self.top += 24
         start = self.top + 4
         self.top += HEADER * self.has_columns + BOX / 2
-        bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
+        bottom = self.y(max(layout.rank, default=0)) + BOX / 2 + 16
         body += self._columns(start, bottom, (width - layout.width) / 2)
         body += legend(MARGIN, bottom + 24, entries)
+        body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
         return body, width, bottom + 24 + MARGIN
 
-    def _y(self, rank: int) -> float:
+    def y(self, rank: int) -> float:
+        """Return the middle of the boxes of a rank."""
         return self.top + rank * self.pitch
 
     def _columns(self, top: float, bottom: float, shift: float) -> Iterator[str]:
@@ -177,16 +190,16 @@ class _Drawing:
             name = shorten(device or "anywhere", right - left)
             yield text("ink strong middle", (left + right) / 2 + shift, top + 22, name)
 
-    def _node(self, i: int, facts: str) -> str:
+    def node(self, i: int, facts: str) -> str:
+        """Return a box with its text; ``facts`` are its tooltip."""
         box = self.diagram.boxes[i]
         width = self.widths[i]
         left = self.layout.x[i] - width / 2
-        y = self._y(self.layout.rank[i])
+        y = self.y(self.layout.rank[i])
         rx = BOX / 2 if box.kind == "input" else 4
         has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
         cls = f"task {box.phase}" if has_phase else box.kind
         drawn = rect(cls, left + 4, y - BOX / 2 + 4, width, BOX, rx) if box.amount else ""
-        cls += " critical" * box.critical
         drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, facts)
         ink = "on-task" if box.kind == "task" else "ink"
         x = self.layout.x[i]
@@ -201,19 +214,22 @@ class _Drawing:
         arrows = self.diagram.arrows
         return sorted(
             zip(arrows, arrows.values(), self.layout.routes, strict=True),
-            key=lambda item: (item[1].critical, not item[1].faint, -KINDS.index(item[1].kind)),
+            key=lambda item: (not item[1].faint, -KINDS.index(item[1].kind)),
         )
 
     def _arrow(self, item: tuple[Edge, Arrow, Route]) -> str:
         (a, b), arrow, route = item
-        y1 = self._y(self.layout.rank[a]) + BOX / 2
-        y2 = self._y(self.layout.rank[b]) - BOX / 2
+        y1 = self.y(self.layout.rank[a]) + BOX / 2
+        y2 = self.y(self.layout.rank[b]) - BOX / 2
         gap = self.pitch - BOX
         if self.layout.rank[a] == self.layout.rank[b]:
             y1 = y2 = y1 if route.leaves < route.enters else y2
             gap = gap if route.leaves < route.enters else -gap
-        cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
-        return path(cls, *_curve(route, y1, y2, gap))
+        return path(self.look(arrow), *_curve(route, y1, y2, gap))
+
+    def look(self, arrow: Arrow) -> str:
+        """Return the classes of an arrow."""
+        return f"line {arrow.kind}" + " faint" * arrow.faint
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
         """Return the legend of what occurs in the picture."""
@@ -233,7 +249,6 @@ class _Drawing:
             ("move" in kinds, "line", "line move", "data copied"),
             ("anti" in kinds, "line", "line anti", "write after read"),
             ("order" in kinds, "line", "line order", "order only"),
-            (any(box.critical for box in boxes), "box", "track critical", "critical path"),
         )
         return ((symbol, cls, name) for there, symbol, cls, name in shown if there)
 
@@ -302,7 +317,6 @@ def graph_dot(
     title: str | None = None,
     depth: int | None = None,
     most: float = MOST,
-    critical: Iterable[str] = (),
 ) -> str:
     """Write a graph in the DOT language; parameters and appearance are those of ``graph_svg``.
 
@@ -312,7 +326,7 @@ def graph_dot(
     >>> print(graph_dot(graph).splitlines()[-2])
       n1 -> n2 [color="#59636e"];
     """
-    found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found = diagram(graph, device, depth=depth, most=most)
     font = 'fontname="Helvetica,Arial,sans-serif", fontsize=12'
     lines = [
         f"digraph {_quoted(graph.name)} {{",
@@ -336,13 +350,12 @@ def graph_dot(
 
 def _dot_box(box: Box) -> str:
     label = "\n".join(filter(None, (box.label, box.amount, box.result and f"→ {box.result}")))
-    more = ", peripheries=2" * bool(box.amount) + ', penwidth=3, color="#1f2328"' * box.critical
+    more = ", peripheries=2" * bool(box.amount)
     return f"label={_quoted(label)}, tooltip={_quoted(box.facts)}, {_BOXES[box.kind]}{more}"
 
 
 def _dot_arrow(arrow: Arrow) -> str:
-    more = ', color="#a8afb8"' * arrow.faint + ', penwidth=4.5, color="#1f2328"' * arrow.critical
-    return _ARROWS[arrow.kind] + more
+    return _ARROWS[arrow.kind] + ', color="#a8afb8"' * arrow.faint
 
 
 def _quoted(text: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from autosched._lib.text import count as plural
@@ -56,7 +56,6 @@ class Box:
     path: tuple[str, ...] = ()
     phase: str = ""
     outputs: tuple[str, ...] = ()
-    critical: bool = False
 
     @property
     def amount(self) -> str:
@@ -93,7 +92,6 @@ class Arrow:
 
     kind: Kind
     faint: bool = False
-    critical: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,6 @@ def diagram(
     *,
     depth: int | None = None,
     most: float = 200,
-    critical: Iterable[str] = (),
 ) -> Diagram:
     """Return the diagram of a graph; the parameters are those of ``graph_svg``."""
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
@@ -144,8 +141,7 @@ def diagram(
             groups, rank = _with_sources(nodes, sources, depth, max(2 * most - len(groups), 1))
     found = nodes.diagram(groups, rank)
     note = f"{len(graph.tasks):,} tasks and {plural(sources, 'input')} in {len(groups):,} boxes"
-    found = replace(found, note=note if len(groups) < count else "")
-    return _with_critical_path(found, graph, critical)
+    return replace(found, note=note if len(groups) < count else "")
 
 
 def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
@@ -434,35 +430,6 @@ def _implied(edges: Iterable[Edge]) -> set[Edge]:
         implied |= {(other, box) for other in direct[box] if distant >> other & 1}
         ancestors[box] = distant | sum(1 << other for other in direct[box])
     return implied
-
-
-def _with_critical_path(found: Diagram, graph: Graph, critical: Iterable[str]) -> Diagram:
-    """Mark the boxes of these names, and the arrows along them. A copy has its value's name."""
-    box_of = {name: i for i, box in enumerate(found.boxes) for name in box.names}
-    path: list[int] = []
-    previous = ""
-    for name in critical:
-        previous = _producer(graph, name, previous) or name
-        if previous not in box_of:
-            what = f"which is no task and no value of graph {graph.name!r}"
-            raise ChartError(f"critical names {shown(name)}, {what}")
-        path.append(box_of[previous])
-    edges = set(pairwise(path))
-    boxes = [replace(box, critical=i in path) for i, box in enumerate(found.boxes)]
-    arrows = {edge: replace(arrow, critical=edge in edges) for edge, arrow in found.arrows.items()}
-    return replace(found, boxes=boxes, arrows=arrows)
-
-
-def _producer(graph: Graph, name: str, previous: str) -> str | None:
-    """Return the producer of a value, or the previous task of the path if that writes the value."""
-    value = graph.names.get(name)
-    if not isinstance(value, Value):
-        return None
-    writer = graph.names.get(previous)
-    index = writer.producer if isinstance(writer, Value) else getattr(writer, "index", None)
-    if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
-        return previous
-    return graph.tasks[value.producer].name if value.producer is not None else None
 
 
 # ---- folding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +23,12 @@ def draw_graph(
     graph: Graph,
     path: str | os.PathLike[str],
     device: Mapping[str, str] | None,
-    critical: Iterable[str],
     depth: int | None,
     title: str | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf or .dot."""
-    options: Any = {"critical": critical, "depth": depth, "title": title}
-    svg, dot = (partial(draw, graph, device, **options) for draw in (graph_svg, graph_dot))
+    given: Any = {"depth": depth, "title": title}
+    svg, dot = (partial(draw, graph, device, **given) for draw in (graph_svg, graph_dot))
     _draw(path, {".svg": svg, ".dot": dot})
 
 

@@ -55,15 +55,12 @@ wait          | stroke-width:1 |
 order         | stroke-dasharray:5 3 |
 anti          | stroke-dasharray:1.5 3 |
 move          | stroke:#e69f00;stroke-width:2.4;marker-end:url(#autosched-move) | stroke:#e69f00
-along         | stroke:#1f2328;stroke-width:2.6;marker-end:url(#autosched-along) | stroke:#ffffff
-move.along    | stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move) | stroke:#e69f00
 faint         | stroke-width:.7;opacity:.55 |
 halo          | stroke:#ffffff;stroke-width:4;paint-order:stroke | stroke:#0d1117
 period        | fill:none;stroke:#1f2328;stroke-width:1.2 | stroke:#e6edf3
 frame         | fill:none;stroke:#59636e;stroke-width:.8 | stroke:#9198a1
 head          | fill:#59636e | fill:#9198a1
 head-move     | fill:#e69f00 |
-head-along    | fill:#1f2328 | fill:#ffffff
 strong        | font-weight:600 |
 title         | font-weight:600;font-size:{TITLE:g}px |
 middle        | text-anchor:middle |
@@ -114,7 +111,6 @@ patternTransform="rotate(45)">\
 <rect class="ground" width="6" height="6"/><rect class="stripe" width="2.5" height="6"/></pattern>
 {_arrow_head("head", "head", 6)}
 {_arrow_head("move", "head-move", 9)}
-{_arrow_head("along", "head-along", 8)}
 </defs>"""
 
 

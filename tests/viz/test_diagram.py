@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import autosched as asc
 from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
 from autosched.viz.diagram import acyclic_partition, diagram, fold, parts
-from tests.viz.test_viz import classes, edges, elements, first, graphs, texts, titled
+from tests.viz.test_viz import edges, elements, first, graphs, texts
 
 
 def add(graph, name, *args, module="", phase="forward", **facts):
@@ -248,59 +247,8 @@ def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
     ]
 
 
-# ---- marks
-
-
-def test_the_critical_path_is_marked():
-    graph = Graph()
-    x = graph.input("x")
-    a = graph.add(first, x, name="a")
-    b = graph.add(first, a, name="b", on="cuda:0")
-    graph.add(first, a, b, name="c", on="cuda:0")
-    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1))
-    path = [span.name for span in schedule.simulate().critical_path()]
-    assert path == ["a", "a", "b", "c"]
-    drawn = diagram(graph, schedule.placement.device, critical=path)
-    assert [box.label for box in drawn.boxes if box.critical] == ["a", "b", "c"]
-    marked = [
-        (drawn.boxes[a].label, drawn.boxes[b].label)
-        for (a, b), arrow in drawn.arrows.items()
-        if arrow.critical
-    ]
-    assert marked == [("a", "b"), ("b", "c")]
-    svg = graph_svg(graph, critical=path)
-    assert len([path for path in elements(svg, "path") if "along" in classes(path)]) == 2
-    assert {name for name, *_, kinds in titled(svg, "task") if "critical" in kinds} == {
-        "a",
-        "b",
-        "c",
-    }
-    assert graph_dot(graph, critical=path).count("penwidth=4.5") == 2
-
-
-def test_a_copy_marks_who_made_its_value():
-    graph = Graph()
-    x = graph.input("x")
-    low, _ = graph.add(divmod, x, 2, name="split", outputs=("low", "high"))
-    graph.add(first, low, name="use")
-    drawn = diagram(graph, critical=["x", "split", low.name, "use"])
-    assert [box.label for box in drawn.boxes if box.critical] == ["x", "split", "use"]
-
-
-def test_a_copy_of_what_a_task_wrote_marks_that_task():
-    graph = Graph()
-    w = graph.input("w")
-    graph.add(first, w, writes=[w], name="update", outputs=())
-    graph.add(first, w, name="use")
-    drawn = diagram(graph, critical=["update", "w", "use"])
-    assert [box.label for box in drawn.boxes if box.critical] == ["update", "use"]
-    assert [arrow.critical for edge, arrow in drawn.arrows.items() if edge == (1, 2)] == [True]
-
-
 def test_what_cannot_be_drawn_is_named():
     graph = network()
-    with pytest.raises(ChartError, match="critical names 'nobody'"):
-        graph_svg(graph, critical=["nobody"])
     for drawing in (graph_svg, graph_dot):
         with pytest.raises(ChartError, match=r"depth .* got -1"):
             drawing(graph, depth=-1)

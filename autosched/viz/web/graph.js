@@ -1,4 +1,4 @@
-// The graph beside the chart: the drawings of the whole and of each part that opens, as Python made them.
+// The graph beside the chart: the drawings of the whole and of each part that opens, as Python made them but for arrows.
 
 const graph = document.getElementById("graph");
 const runs = Array.from({ length: data.each }, (_, item) => item).filter(item => !isCopy(item));  // tasks, of the first run
@@ -21,7 +21,9 @@ function showView(number) {
   const view = data.views[number];
   if (drawing.view !== number) {
     drawing.view = number;
-    graph.innerHTML = `<svg class="autosched" viewBox="0 0 ${view.size.join(" ")}">${view.svg}</svg>`;
+    const [frame, boxes] = view.svg, looks = view.looks.flatMap(([look, many]) => Array(many).fill(look));
+    const arrows = view.arrows.map((arrow, i) => `<path class="${looks[i]}" d="${curve(arrow, view.y)}"/>`);
+    graph.innerHTML = `<svg class="autosched" viewBox="0 0 ${view.size.join(" ")}">${frame}${arrows.join("")}${boxes}</g></svg>`;
     drawing.arrows = [...graph.querySelectorAll("g[transform] > path")];
     drawing.boxes = [...graph.querySelectorAll("g[transform] > g")];
     drawing.ofItem = new Map();
@@ -30,6 +32,15 @@ function showView(number) {
     say();
   }
   mark();
+}
+// An arrow bends only between ranks, where no boxes are, or within its rank.
+function curve([from, to, leaves, over, past], y) {
+  const down = over > 0 ? 1 : -1, gap = 22, half = 14, flat = y[from] === y[to];
+  const first = y[from] + (flat ? down * half : half), last = flat ? first : y[to] - half;
+  const turn = (by, high) => `c0 ${high / 2} ${by} ${high / 2} ${by} ${high}`;
+  if (flat) return `M${leaves} ${first}c0 ${0.7 * gap * down} ${over} ${0.7 * gap * down} ${over} 0`;
+  if (past === undefined) return `M${leaves} ${first}${turn(over, last - first)}`;
+  return `M${leaves} ${first}${turn(past, gap)}V${last - gap}${turn(over - past, gap)}`;
 }
 const up = () => showView(Math.max(data.views[drawing.view].opens[0], 0));
 function open(box) { if (opened[drawing.view].has(box)) showView(opened[drawing.view].get(box)); }
@@ -56,7 +67,7 @@ function mark() {
   if (!state.chosen.length) for (const item of state.hits) marks.set(drawing.ofItem.get(taskOf(item)), "found");
   graph.firstChild.classList.toggle("faded", marks.size > 0);
   drawing.boxes.forEach((made, box) => { made.dataset.mark = marks.get(box) ?? ""; });
-  data.views[drawing.view].ends.forEach(([from, to], i) => {
+  data.views[drawing.view].arrows.forEach(([from, to], i) => {
     const inside = marks.get(from) === "chosen" && marks.get(to) === "chosen";
     const how = marks.get(to) === "chosen" ? "predecessor" : marks.get(from) === "chosen" ? "successor" : "";
     drawing.arrows[i].dataset.mark = inside ? "chosen" : how;
