@@ -197,11 +197,11 @@ def gantt_svg(
         y = bottom + 20
     for time, label in ticks(end, TICKS):
         body.append(text("muted middle", drawings[0].x(time), bottom + 14, label))
-    body += legend(MARGIN, bottom + 44, _entries(list(charts.values()), phases or {}, copies))
+    body += legend(MARGIN, bottom + 44, entries(list(charts.values()), phases or {}, copies))
     return document(width / zoom, bottom + 44 + MARGIN, title or "schedule", body, zoom)
 
 
-def _entries(
+def entries(
     charts: Sequence[Timeline], phases: Phases, copies: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the legend of what occurs in charts."""

@@ -29,9 +29,10 @@ from autosched.graph.task import Origin, Task
 from autosched.program.program import Copy, Program, Run
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.dag import graph_parts
+from autosched.viz.drawing import phases
 from autosched.viz.format import Steps, natural, summary, thinned
-from autosched.viz.gantt import gantt_rows
-from autosched.viz.svg import PREAMBLE, escape
+from autosched.viz.gantt import entries, gantt_rows
+from autosched.viz.svg import PREAMBLE, escape, legend, legend_width
 
 LINES = 6000  # of each text
 STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
@@ -74,6 +75,7 @@ def page_html(
     packed = json.dumps(data, separators=(",", ":"))
     folder = files("autosched.viz") / "web"
     summaries = (f"{name} {summary(timeline)}" for name, timeline in timelines.items())
+    shown = list(entries(list(timelines.values()), phases(graph), copies=True))
     parts = {
         "title": escape(title or graph.name),
         "summary": escape("; ".join(summaries)),
@@ -81,6 +83,8 @@ def page_html(
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "data": base64.b64encode(zlib.compress(packed.encode())).decode(),
         "preamble": PREAMBLE,
+        "legend": "".join(legend(1, 10, shown)),
+        "wide": math.ceil(legend_width(shown)),
     }
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(parts)
 

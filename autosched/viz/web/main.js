@@ -8,7 +8,7 @@ listeners.push(what => {
     byId("spoken").textContent = one() >= 0 ? `${label(one())}, ${describeShort(one())}` : state.group;
     if (tab === "facts" || tab === "program") showPanel();
   }
-  if (what === "mode") { columnsOfGutter = null; showPanel(); showModes(); }
+  if (what === "mode") { showPanel(); showModes(); }
   byId("towards").disabled = !state.chosen.length;
   byId("found").textContent = byId("search").value ? found() : "";
   if (what === "search") mark();
@@ -100,20 +100,14 @@ function showModes() {
     made.setAttribute("aria-pressed", String(mode === state.mode));
     return made;
   }));
-  const striped = "repeating-linear-gradient(-45deg, var(--ground) 0 3px, var(--stripe) 3px 5px)";
-  const looks = [["task", phased ? "forward" : "task"], ["backward", "backward"], ["optimizer", "optimizer"], ["copy", "copy"]]
-    .filter(([name]) => kinds.has(name)).map(([name, words]) => [words, { background: name === "copy" ? striped : `var(--${name})` }]);
-  if (several) looks.push(["every second run", { background: "var(--task)", opacity: "0.4" }]);
-  looks.push(["critical path", { border: "2px solid var(--ink)" }]);
-  byId("legend").replaceChildren(...looks.map(([words, style]) => {
-    const swatch = make("i");
-    Object.assign(swatch.style, style);
-    return make("span", swatch, words);
-  }));
 }
 
 // ---- the mouse: a drag pans; a click selects
 
+function within(on, event) {
+  const { left, top } = on.getBoundingClientRect();
+  return [event.clientX - left, event.clientY - top];
+}
 function dragged(on, move, click) {
   on.addEventListener("pointerdown", event => {
     let last = [event.clientX, event.clientY], far = 0;
@@ -125,7 +119,7 @@ function dragged(on, move, click) {
     const done = e => {
       window.removeEventListener("pointermove", moving);
       window.removeEventListener("pointerup", done);
-      if (far <= 3) click?.(e.offsetX, e.offsetY);
+      if (far <= 3) click?.(...within(on, e));
     };
     window.addEventListener("pointermove", moving);
     window.addEventListener("pointerup", done);
@@ -133,7 +127,7 @@ function dragged(on, move, click) {
 }
 function hovered(on, at, clear = () => null) {
   on.addEventListener("pointermove", event => {
-    const item = event.buttons ? -1 : at(event.offsetX, event.offsetY);
+    const item = event.buttons ? -1 : at(...within(on, event));
     on.classList.toggle("over", item >= 0);
     showTip(item, event, item < 0 ? null : clear(item));
   });
@@ -151,9 +145,10 @@ hovered(gantt, under, item => {
 gantt.addEventListener("dblclick", () => reveal(state.chosen, true));
 gantt.addEventListener("wheel", event => {
   event.preventDefault();
-  if (event.offsetX < view.gutter && !event.ctrlKey) pan(0, event.deltaY);
+  const [px] = within(gantt, event);
+  if (px < view.gutter && !event.ctrlKey) pan(0, event.deltaY);
   else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / view.wide);
-  else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(event.offsetX));
+  else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(px));
 }, { passive: false });
 dragged(graph, (dx, dy) => graph.scrollBy(-dx, -dy));
 graph.addEventListener("click", event => {
@@ -171,27 +166,24 @@ graph.addEventListener("dblclick", event => open(nodeAt(event.target)));
 graph.addEventListener("wheel", event => {
   if (!event.ctrlKey) return;
   event.preventDefault();
-  const { left, top } = graph.getBoundingClientRect(), by = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004);
-  zoomGraph(Math.min(Math.max(drawing.scale * by, 0.05), 2.5), event.clientX - left, event.clientY - top);
+  const by = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004);
+  zoomGraph(Math.min(Math.max(drawing.scale * by, 0.05), 2.5), ...within(graph, event));
 }, { passive: false });
 dragged(byId("upright"), (dx, dy, event) => {
   const wide = Math.max(window.innerWidth - event.clientX, 120);
   document.querySelector("main").style.setProperty("--side", `${wide}px`);
 });
 
-// ---- light and dark, sizes, paper
+// ---- sizes, paper
 
-function repaint() { readPalette(); draw(); }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 new ResizeObserver(() => { draw(); fitGraph(); }).observe(document.querySelector("main"));
 
 function print(begins) {
   printing = begins;
-  document.documentElement.classList.toggle("light", begins);
   if (begins) fit();
   gantt.style.cssText = begins ? `flex: none; width: 1000px; height: ${view.full + 4}px` : "";
   fitGraph();
-  repaint();
+  draw();
 }
 window.addEventListener("beforeprint", () => print(true));
 window.addEventListener("afterprint", () => print(false));
@@ -199,11 +191,10 @@ window.addEventListener("afterprint", () => print(false));
 // For tests and benchmarks.
 Object.assign(window.autosched, {
   count, data, state, view, drawing, select, search, zoom, fit, reveal, rows, x, setMode, showView, label,
-  drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
+  drawNow() { draw(); gantt.lastChild.getBBox(); return view.redrawMs; },
 });
 
 showModes();
-readPalette();
 showView(0);
 showPanel();
 draw();

@@ -89,14 +89,12 @@ const phase = item => data.phases[data.phase[item]];
 const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
 
-// How an item looks: one of the legend's kinds.
+// The classes of an item.
 const phased = data.phases.filter(Boolean).length > 1;
 function kind(item) {
   if (isCopy(item)) return "copy";
-  if (phased && ["backward", "optimizer"].includes(phase(item))) return phase(item);
-  return "task";
+  return phased && ["backward", "optimizer"].includes(phase(item)) ? `task ${phase(item)}` : "task";
 }
-const kinds = new Set(Array.from({ length: count }, (_, item) => kind(item)));
 
 function time(clicks, digits = 3) {
   const seconds = clicks * data.click;
