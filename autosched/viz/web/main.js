@@ -2,7 +2,7 @@
 
 const byId = id => document.getElementById(id);
 
-listeners.push(what => {
+function changed(what) {
   if (what === "selection") {
     follow();
     byId("spoken").textContent = one() >= 0 ? `${label(one())}, ${describeShort(one())}` : state.group;
@@ -13,7 +13,7 @@ listeners.push(what => {
   byId("found").textContent = byId("search").value ? found() : "";
   if (what === "search") mark();
   redraw();
-});
+}
 const found = () => (state.hits.length ? `${state.hit < 0 ? "" : `${state.hit + 1} of `}${state.hits.length.toLocaleString("en")}` : "none");
 
 // ---- commands
@@ -125,23 +125,19 @@ function dragged(on, move, click) {
     window.addEventListener("pointerup", done);
   });
 }
-function hovered(on, at, clear = () => null) {
-  on.addEventListener("pointermove", event => {
-    const item = event.buttons ? -1 : at(...within(on, event));
-    on.classList.toggle("over", item >= 0);
-    showTip(item, event, item < 0 ? null : clear(item));
-  });
-  on.addEventListener("pointerleave", event => showTip(-1, event));
-}
 dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => {
   const item = under(px, py);
   select(item < 0 ? [] : [item]);
 });
-// The rows of an item stay in view, however much is said of it.
-hovered(gantt, under, item => {
+gantt.addEventListener("pointermove", event => {
+  const item = event.buttons ? -1 : under(...within(gantt, event));
+  gantt.classList.toggle("over", item >= 0);
+  if (item < 0) return showTip(-1, event);
+  // The rows of an item stay in view, however much is said of it.
   const top = gantt.getBoundingClientRect().top - view.top, own = data.on[item].map(row => ofStream.get(row));
-  return [top + Math.min(...own.map(row => row.y)), top + Math.max(...own.map(row => row.y + row.high)) + 4];
+  showTip(item, event, [top + Math.min(...own.map(row => row.y)), top + Math.max(...own.map(row => row.y + row.high)) + 4]);
 });
+for (const on of [gantt, graph]) on.addEventListener("pointerleave", event => showTip(-1, event));
 gantt.addEventListener("dblclick", () => reveal(state.chosen, true));
 gantt.addEventListener("wheel", event => {
   event.preventDefault();
@@ -161,7 +157,6 @@ graph.addEventListener("pointermove", event => {
   const items = data.views[drawing.view].members[nodeAt(event.target)] ?? [];
   showTip(event.buttons || items.length !== 1 ? -1 : items[0], event);
 });
-graph.addEventListener("pointerleave", event => showTip(-1, event));
 graph.addEventListener("dblclick", event => open(nodeAt(event.target)));
 graph.addEventListener("wheel", event => {
   if (!event.ctrlKey) return;

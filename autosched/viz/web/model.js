@@ -112,8 +112,6 @@ function bytes(n) {
 const state = {
   mode: names.length > 1 ? "both" : names[0], chosen: [], group: "", related: new Map(), hits: [], hit: -1,
 };
-const listeners = [];
-const changed = what => listeners.forEach(listener => listener(what));
 const one = () => (state.chosen.length === 1 ? state.chosen[0] : -1);
 const shown = () => times[state.mode === "both" ? "measured" : state.mode];
 
