@@ -143,7 +143,6 @@ CONCEPTS = {
     "sanitizer.order": "vector clocks and memory, which know neither torch nor the user",
     "simulated_gpus.allocator": "torch's caching allocator, which knows no stream's work",
     "simulated_gpus.libraries": "handles and workspaces of cuBLAS and cuDNN",
-    "simulated_gpus.timing": "computed durations; the queues know only an order",
     "verification.loops": "laws of runs in flight",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }

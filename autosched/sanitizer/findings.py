@@ -11,16 +11,6 @@ from typing import Any
 
 from autosched.sanitizer.picture import Work, picture
 
-KINDS = {
-    "race": "two streams access the same bytes, one of them writes, and nothing orders them",
-    "lifetime": "memory can be reused while a stream may still use it",
-    "host": "the host accesses memory that a copy may still read or write",
-    "event": "a wait for an event orders less than it seems to",
-    "stream": "work is on another stream than it seems to be",
-    "graph": "a captured graph breaks a rule of CUDA graphs",
-    "autograd": "a gradient is accessed without order with a backward pass",
-}
-
 
 @dataclass(frozen=True)
 class Line:

@@ -6,13 +6,14 @@ these frames, in their lists, dictionaries and attributes, and in modules.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
+import threading
+import traceback
 from collections.abc import Iterator
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = sysconfig.get_paths()["purelib"] + os.sep
+_MAIN = threading.main_thread()
 _MOST_LINES = 3
 _WITHOUT_TENSORS = (type, FunctionType, ModuleType)
 _MOST_FRAMES = 8  # in which names are searched
@@ -38,12 +40,16 @@ def _is_ours(file: str) -> bool:
 
 
 def frames() -> Iterator[FrameType]:
-    """Yield the user's frames, the innermost first."""
+    """Yield the user's frames, the innermost first; of a thread without any, those of the main thread."""
+    found = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _is_ours(frame.f_code.co_filename):
+            found = frame
             yield frame
         frame = frame.f_back
+        if frame is None and found is None and threading.current_thread() is not _MAIN:
+            found = frame = sys._current_frames().get(_MAIN.ident or 0)
 
 
 def lines() -> tuple[Line, ...]:
@@ -63,37 +69,20 @@ def lines() -> tuple[Line, ...]:
 
 def compiled_call(error: BaseException) -> str:
     """Return the user's name of a compiled function, neither Python's nor torch's, that raised an error."""
-    found = error.__traceback__
-    while found is not None and found.tb_next is not None:
-        found = found.tb_next
-    if found is None or _is_ours(found.tb_frame.f_code.co_filename):
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    *_, place = traceback.extract_tb(error.__traceback__)
+    if _is_ours(place.filename):
         return ""
-    positions = list(found.tb_frame.f_code.co_positions())[found.tb_lasti // 2]
-    text = linecache.getlines(found.tb_frame.f_code.co_filename)
-    first, last, begin, end = positions
-    if None in positions or last > len(text):  # type: ignore[operator]
-        return ""
-    chosen = [line.encode() for line in text[first - 1 : last]]  # type: ignore[operator]
-    chosen[-1] = chosen[-1][:end]
-    chosen[0] = chosen[0][begin:]
-    with contextlib.suppress(SyntaxError):
-        call = ast.parse(b"".join(chosen).strip(), mode="eval").body
-        if isinstance(call, ast.Call):
-            return _compiled(call.func, found.tb_frame)
-    return ""
-
-
-def _compiled(named: ast.expr, frame: FrameType) -> str:
-    """Return a name if what it names is a compiled function of others."""
-    parts = ast.unparse(named).split(".")
-    known = {**frame.f_globals, **_variables(frame)}
-    item = known.get(parts[0])
-    for part in parts[1:]:
-        item = getattr(item, part, None)
+    line = linecache.getline(place.filename, place.lineno or 0)
+    found = re.match(r"[\w.]+(?=\()", line[place.colno or 0 :])
+    first, *others = found[0].split(".") if found else ("",)
+    item = {**frame.f_globals, **_variables(frame)}.get(first)
+    for name in others:
+        item = getattr(item, name, None)
     home = str(getattr(item, "__module__", "") or "").partition(".")[0]
     is_others = home and home not in {*sys.stdlib_module_names, "torch", "numpy"}
     is_compiled = callable(item) and not isinstance(item, (FunctionType, MethodType, type))
-    return ".".join(parts) if is_others and is_compiled else ""
+    return found[0] if found and is_others and is_compiled else ""
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:

@@ -8,10 +8,10 @@
     libraries   handles and workspaces of cuBLAS and cuDNN
     autograd    backward passes, on the streams of forward passes
     autocast    casts in regions of autocast
+    comm        copies that torch.nn.parallel makes
     kernels     kernels of Triton and of extensions, by declarations
     observer    what happens, told to a reader
     generators  random numbers, also in graphs that are replayed
-    timing      computed durations
     fakes       fake tensors on simulated GPUs, for captures
 
 ``with playing(gpus=2, seed=3) as gpus:`` makes torch find two GPUs. The order in which streams
@@ -41,7 +41,7 @@ from autosched._lib.replacing import replaced
 from autosched.errors import RealGPUsError
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from autosched.simulated_gpus import autocast, autograd, fakes, kernels, streams, tensors
+from autosched.simulated_gpus import autocast, autograd, comm, fakes, kernels, streams, tensors
 from autosched.simulated_gpus import hardware as _hardware
 from autosched.simulated_gpus.hardware import Hardware
 
@@ -163,7 +163,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
     owners: list[tuple[Any, dict[str, Any]]] = [*_classes(), (torch.accelerator, accelerators)]
     if kind != "cuda":
         return [*owners, (torch._C, torch_c), (getattr(torch, kind), module)]
-    torch_c |= {
+    torch_c |= comm.FUNCTIONS | {
         "_cuda_clearCublasWorkspaces": streams.release_workspaces,
         "_cuda_beginAllocateCurrentThreadToPool": streams.begin_allocating,
         "_cuda_endAllocateToPool": streams.end_allocating,
@@ -175,6 +175,8 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         (torch.cuda, module | graphs),
         (torch.cuda.graphs, {k: graphs[k] for k in graphs if hasattr(torch.cuda.graphs, k)}),
         (torch.cuda.nvtx, told),
+        (torch.cuda.nccl, {"is_available": lambda tensors: False}),
+        (torch.nn.parallel._functions, {"_streams": None, "torch": comm.Torch()}),
     ]
 
 
@@ -191,8 +193,10 @@ def _classes() -> Iterator[tuple[Any, dict[str, Any]]]:
             "Event": streams.Event,
             "_has_compatible_shallow_copy_type": lambda one, other: True,
             **tensors.FROM_DATA,
+            **tensors.MAKE,
         },
     )
+    yield torch._C._nn, {"_parse_to": tensors.parse_to(torch._C._nn._parse_to)}
     yield torch.Tensor, tensors.METHODS | {"_make_subclass": fakes.make_subclass}
     yield fake_tensor, {"init_gpu_context": lambda device: None}
     yield FakeTensorMode, {"dispatch": fakes.on_gpus(FakeTensorMode.dispatch)}

@@ -4,8 +4,8 @@ A host that synchronises lets queues go on until what it waits for has happened,
 adversary: at times only what is needed runs, at times all else first. Between that nothing runs, or
 now and then a little. So whoever does not wait comes too early, for some seed. Knows no tensor.
 
-With ``connections``, streams share so many hardware queues, in which items begin in the order in
-which the host issued them. With ``timing``, moments are those of ``timing`` and not of a clock.
+With ``timing``, which
+knows how long work takes, moments are computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from autosched.simulated_gpus.observer import Observer
-from autosched.simulated_gpus.timing import Timing
 
 POOL = 32  # streams that torch has per device and priority before it hands out the same again
 
@@ -145,9 +144,7 @@ class Queues:
         self.clock: Callable[[int, float], float] = lambda device, now: (
             now
         )  # the device's seconds at the host's
-        self.timing: Timing | None = None
-        self.connections: int | None = None  # hardware queues of each device; None: one a stream
-        self.begun: dict[tuple[int, int], float] = defaultdict(float)  # by hardware queue
+        self.timing: Any = None  # computed durations, in place of a clock
         # Waits until another process, which a thread plays, issues something; whether one did.
         self.elsewhere: Callable[[], bool] = bool
         self.count = 0
@@ -292,7 +289,7 @@ class Queues:
             if self.timing and mark is not None:
                 while not mark.past:
                     self._on_the_way_to(mark, sparing=True)
-                return mark.seconds <= self.timing.issued()
+                return bool(mark.seconds <= self.timing.issued())
             self._step(asleep=True)
             if mark is not None and mark.past:
                 self.observer.host_waited(mark, False)
@@ -334,35 +331,15 @@ class Queues:
         if self.timing is None:
             return
         begin = max(queue.seconds, item.issued)
-        if self.connections and queue.number >= 0 and not item.hidden and item.what != "record":
-            line = self._line(queue)
-            begin = self.begun[line] = max(begin, self.begun[line])
         if item.work is not None and not item.hidden:
             begin += self.timing.work(queue.device, item.cycles)
         elif item.what == "wait" and item.mark is not None:
             begin = max(begin, item.mark.seconds)
-            if self.connections and queue.number >= 0:
-                self.begun[self._line(queue)] = begin
         queue.seconds = begin
 
-    # ---- hardware queues
-
-    def _line(self, queue: Queue) -> tuple[int, int]:
-        assert self.connections is not None
-        return queue.device, queue.number % self.connections
-
     def _is_ready(self, queue: Queue) -> bool:
-        item = queue.items[0]
-        is_held_up = item.what == "wait" and item.mark is not None and not item.mark.past
-        return not is_held_up and self._first_in_line(queue) is queue
-
-    def _first_in_line(self, queue: Queue) -> Queue:
-        """Return the queue whose item has to begin before others of its hardware queue."""
-        if self.connections is None or queue.number < 0:
-            return queue
-        line = self._line(queue)
-        sharing = [each for each in self.busy if each.number >= 0 and self._line(each) == line]
-        return min(sharing, key=lambda each: each.items[0].number)
+        mark = queue.items[0].mark
+        return queue.items[0].what != "wait" or mark is None or mark.past
 
     def _held_up_by(self, mark: Mark) -> Queue:
         """Return the queue that has to go on before a mark can be past; one of a circle, if any."""
@@ -370,8 +347,7 @@ class Queues:
         seen: set[Queue] = set()
         while queue.items and queue not in seen and not self._is_ready(queue):
             seen.add(queue)
-            first = self._first_in_line(queue)
-            queue = queue.items[0].mark.queue if first is queue else first  # type: ignore[union-attr]
+            queue = queue.items[0].mark.queue  # type: ignore[union-attr]
         return queue
 
     # ---- capturing

@@ -415,9 +415,6 @@ class Graph:
     def instantiate(self) -> None:
         """Need nothing."""
 
-    def enable_debug_mode(self) -> None:
-        """Need nothing."""
-
 
 class graph:  # noqa: N801
     """Stands for ``torch.cuda.graph``."""

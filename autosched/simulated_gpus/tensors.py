@@ -15,12 +15,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -253,6 +253,18 @@ def _numpy(item: Any, **facts: Any) -> Any:
     return _PLAIN["numpy"](item, **facts)
 
 
+def by_number(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes numbers for devices, which C++ takes for those of real accelerators."""
+
+    @wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = device_named(kwargs["device"])
+        return make(*args, **kwargs)
+
+    return made
+
+
 METHODS: dict[str, Any] = {
     "device": property(_device),
     "is_cuda": property(lambda item: _device(item).type == "cuda"),
@@ -268,6 +280,11 @@ METHODS: dict[str, Any] = {
     ),
     "tolist": _listed,
     "numpy": _numpy,
+    **{
+        name: by_number(getattr(torch.Tensor, name))
+        for name in dir(torch.Tensor)
+        if name.startswith("new_")
+    },
     "record_stream": _either("record_stream", _record_stream),
     "__repr__": _either("__repr__", lambda item, **_: f"{item.detach().cpu()} on {item.device}"),
     "__deepcopy__": _either("__deepcopy__", _copied),
@@ -286,6 +303,7 @@ def _from_data(make: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes a tensor of data, on a GPU by a copy from the host."""
 
     def made(data: Any, *args: Any, device: Any = None, **facts: Any) -> Any:
+        device = device_named(device) if type(device) is int else device
         where = _default_device() if device is None else torch.device(device)
         if where.type != hardware().kind or (device is None and isinstance(data, torch.Tensor)):
             return make(data, *args, **facts, **({} if device is None else {"device": device}))
@@ -297,7 +315,24 @@ def _from_data(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def parse_to(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what reads the arguments of ``to``."""
+
+    def parsed(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (device_named(args[0]), *args[1:])
+        return by_number(parse)(*args, **kwargs)
+
+    return parsed
+
+
 FROM_DATA = {name: _from_data(getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")}
+_constructors: Any = _device_constructors
+MAKE = {
+    name: by_number(getattr(torch, name))
+    for name in sorted({make.__name__ for make in _constructors()} - {*FROM_DATA})
+    if hasattr(torch, name)
+}
 
 
 def grouped(lists: Any, with_indices: bool = False) -> Any:
@@ -456,7 +491,7 @@ def _brought(leaf: Any, device: int, func: Any) -> Any:
     """Return an argument; one of the host's, if it may stand among the GPU's, with its numbers as they are now."""
     block = block_of(leaf)
     if block is not None:
-        if block.queue.device != device:
+        if block.queue.device != device and not _reads_shapes(func):
             raise RuntimeError(
                 f"Expected all tensors to be on the same device: {leaf.device} and cuda:{device} in {func}"
             )
@@ -516,6 +551,8 @@ _FILLED = {
 
 
 def _index(device: Any) -> int:
+    if isinstance(device, int):
+        return device
     found = torch.device(device)
     return hardware().device if found.index is None else found.index
 

@@ -28,7 +28,7 @@ from autosched.measurement import (
 from autosched.measurement.machines import fitted
 from autosched.measurement.stopwatch import EventWatch, Reading, Stopwatch
 from autosched.measurement.tasks import objection, run_serially, signature_of
-from autosched.simulated_gpus import timing as simulated_timing
+from tests.simulated_gpus.timing import Timing
 
 HERE = asc.Machine.local(gpus=0)
 PLAYED = asc.Machine(  # a machine whose GPUs are the CPU
@@ -423,7 +423,7 @@ def test_the_sleep_is_calibrated_when_the_clock_no_longer_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with simulated_gpus.playing(seed=1) as gpus:
-        timing = simulated_timing.Timing(issue=2e-5)
+        timing = Timing(issue=2e-5)
         watch = ramping(monkeypatch, gpus, timing)
         assert 1 / watch.cycle == pytest.approx(timing.busy_rate, rel=0.02)
         x = torch.ones(3, device="cuda:0")

@@ -202,6 +202,23 @@ def data_parallel_threads() -> list[torch.Tensor]:
     return [net[0].weight.grad for net in nets]
 
 
+def torchs_data_parallel(pinned: bool) -> Callable[[], torch.Tensor]:
+    """Torch copies the batch on streams of its own if the host has it."""
+
+    def program() -> torch.Tensor:
+        net = nn.DataParallel(nn.Sequential(model(), nn.BatchNorm1d(4)).to(0))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            batch = torch.ones(6, 4)
+            batch = batch.pin_memory() if pinned else batch.to(0)
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+        return net.module[0][0].weight.detach()
+
+    return program
+
+
 def mixed_precision_with_a_loader() -> torch.Tensor:
     net = model()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
@@ -294,6 +311,8 @@ PROGRAMS = [
     offloading_activations,
     training_with_a_graph,
     data_parallel_threads,
+    torchs_data_parallel(True),
+    torchs_data_parallel(False),
     mixed_precision_with_a_loader,
     the_generic_interface,
     reading_results_on_the_host,

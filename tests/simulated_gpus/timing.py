@@ -2,8 +2,7 @@
 
 Each item costs the host some time to issue. A kernel starts when its queue is free and the host has
 issued it, and takes a fixed time, or cycles of a clock. That is slow on a GPU that was idle and
-rises while it is busy. Streams that share a hardware queue start their items in the order in which
-the host issued them, so a wait of one holds up the others.
+rises while it is busy.
 """
 
 from __future__ import annotations
