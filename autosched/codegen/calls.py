@@ -145,7 +145,7 @@ class _Writer(NamedTuple):
             whole = f"{{{', '.join(pairs)}}}"
             if type(item) is dict:
                 return whole
-            make = functools.partial(of_its_kind, item)
+            make = self.functions.kinds.setdefault(id(item), functools.partial(of_its_kind, item))
             return f"{self.functions.give(make, 'of_its_kind')}({whole})"
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)

@@ -33,6 +33,7 @@ class Bound:
 
     def __init__(self, between: str = "_") -> None:
         self.means: dict[str, Any] = {}  # the objects by name, which are kept alive
+        self.kinds: dict[int, Any] = {}  # what makes a dict like one of another class
         self._names: dict[int, str] = {}
         self._between = between  # a hint and a number
 
@@ -66,6 +67,7 @@ class Functions:
         self.imports: dict[str, None] = {}  # the lines
         self.texts: list[str] = []  # source of functions
         self.given: dict[str, Any] = {}
+        self.kinds: dict[int, Any] = {}  # what makes a dict like one of another class
         self._known: dict[int, str] = {}
         self.literal = literal
 

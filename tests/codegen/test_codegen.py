@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,16 @@ def test_what_no_text_can_hold_is_a_keyword_of_step(monkeypatch):
     assert difference(expected, run(schedule, inputs)) is None
     with pytest.raises(TypeError, match="missing 8 required keyword-only arguments: 'Linear_fn'"):
         loaded(schedule.code)["step"](**inputs)
+
+
+def test_dicts_of_other_classes_keep_them():
+    graph = asc.Graph()
+    x = graph.input("x")
+    kept = graph.add(OrderedDict.copy, OrderedDict(a=x, b=x), name="kept")
+    graph.output(kept=kept)
+    schedule = asc.schedule(graph, CPU)
+    assert list(schedule.code.given) == ["kept_fn", "of_its_kind"]
+    assert type(run(schedule, {"x": torch.ones(1)})["kept"]) is OrderedDict
 
 
 def test_partial_functions_are_calls_with_more_arguments():
