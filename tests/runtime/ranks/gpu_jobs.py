@@ -24,7 +24,7 @@ from autosched._lib.process_group import _lose
 from autosched.machine.cluster import joined
 from autosched.simulated_gpus import playing
 from tests.gpu.for_gpus import there
-from tests.runtime.ranks.jobs import _ended, equal
+from tests.runtime.ranks.jobs import _ended, deviations
 from tests.strategies import inputs_for
 
 RUNS = 3
@@ -110,6 +110,8 @@ def gpus(seed: int | None, each: int = 0) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         size = joined().size * each or 1
         played = None if seed is None else stack.enter_context(playing(size, seed))
+        if played is not None and seed % 2:
+            played.eagerness = 0.0  # nothing runs before it has to
         if each:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             patch.setenv("LOCAL_RANK", str(joined().rank))
@@ -149,22 +151,11 @@ def run_on_gpus(
         except asc.ScheduleError as error:
             return [f"refused: {error}"]
         expected = run_alone(graph, machine, schedule)
-        here = {*machine.here}
         wrong = []
         with schedule:
-            inputs = {name for name, device in schedule.program.inputs if device in here}
-            outputs_here = {name for name, device in schedule.program.outputs if device in here}
-            for number in range(RUNS):
+            for _ in range(RUNS):
                 given = there(machine, schedule.graph, inputs_for(graph))
-                found = schedule(**{name: given[name] for name in schedule.inputs_here})
-                if found.keys() != outputs_here:
-                    wrong.append(f"run {number}: outputs {[*found]}")
-                left = {**found, **{name: given[name] for name in given if name in inputs}}
-                wrong += [
-                    f"run {number}: {name} is {item}, expected {expected[name]}\n{schedule}"
-                    for name, item in left.items()
-                    if not equal(item.cpu(), expected[name])
-                ]
+                wrong += deviations(schedule, given, expected)
         return wrong + BROKEN
 
 
@@ -187,22 +178,6 @@ def chain(hops: int) -> asc.Graph:
             value = torch.sin(value) + 1
     graph.output(y=value)
     return graph
-
-
-def pass_on(seed: int | None) -> list[bool]:
-    """Return whether each run of a chain gives what it gives on the CPU, with other inputs each time."""
-    right = []
-    with gpus(seed) as simulated:
-        if simulated is not None:
-            simulated.eagerness = 0.0  # nothing runs before it has to
-        machine = asc.Machine.cluster()
-        with asc.schedule(chain(5), machine) as schedule:
-            for number in range(4):
-                x = torch.full((100,), float(number))
-                found = schedule(**dict.fromkeys(schedule.inputs_here, x))
-                expected = chain(5).run_serial(x=x)["y"]
-                right += [torch.allclose(item.cpu(), expected) for item in found.values()]
-    return right
 
 
 def keep_memory(seed: int | None) -> tuple[list[bool], bool]:

@@ -15,6 +15,7 @@ import torch._dynamo  # optimizers do, which takes a second; the processes of jo
 import autosched as asc
 from autosched.machine.cluster import joined
 from autosched.runtime.ranks.exchange import alignments
+from autosched.testing.comparing import difference
 from tests.runtime.ranks.processes import until
 from tests.strategies import inputs_for
 
@@ -68,17 +69,6 @@ def odd_values() -> list[Any]:
     ]  # fmt: skip
 
 
-def equal(a: Any, b: Any) -> bool:
-    """Whether two trees are the same, bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.shape == b.shape and bool(torch.equal(a.detach(), b.detach()))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
-    return a == b and type(a) is type(b)
-
-
 # ---- schedules
 
 
@@ -93,30 +83,29 @@ def run_drawn(
         return [f"refused: {error}"]
     wrong = []
     with schedule:
-        here = {*machine.here}
-        inputs = {name for name, device in schedule.program.inputs if device in here}
-        for number in range(count):
-            expected = serial_run(graph)
-            given = inputs_for(graph)
+        for _ in range(count):
+            expected = inputs_for(graph)
             torch.manual_seed(0)
-            found = schedule(**{name: given[name] for name in schedule.inputs_here})
-            own = {name for name, device in schedule.program.outputs if device in here}
-            if found.keys() != own:
-                wrong.append(f"run {number}: outputs {[*found]}")
-            left = {**found, **{name: given[name] for name in given if name in inputs}}
-            wrong += [
-                f"run {number}: {name} is {item}, expected {expected[name]}\n{schedule}"
-                for name, item in left.items()
-                if not equal(item, expected[name])
-            ]
+            expected |= graph.run_serial(**expected)
+            wrong += deviations(schedule, inputs_for(graph), expected)
     return wrong
 
 
-def serial_run(graph: asc.Graph) -> dict[str, Any]:
-    """Return the outputs of a serial run, and the inputs as it leaves them."""
-    given = inputs_for(graph)
+def deviations(
+    schedule: asc.Schedule, given: dict[str, Any], expected: dict[str, Any]
+) -> list[str]:
+    """Run a schedule; return what differs, on this rank, from the expected outputs and inputs."""
+    program, here = schedule.program, {*schedule.machine.here}
     torch.manual_seed(0)
-    return {**given, **graph.run_serial(**given)}
+    found = schedule(**{name: given[name] for name in schedule.inputs_here})
+    left = found | {name: given[name] for name, device in program.inputs if device in here}
+    wrong = [
+        f"{name} is {item}, expected {expected[name]}\n{schedule}"
+        for name, item in left.items()
+        if difference(expected[name], item.cpu())
+    ]
+    own = {name for name, device in program.outputs if device in here}
+    return wrong if found.keys() == own else [*wrong, f"outputs {[*found]}"]
 
 
 def pass_trees() -> bool:
@@ -129,8 +118,8 @@ def pass_trees() -> bool:
         for _ in range(2):
             outputs = schedule()
             got = outputs.get("got")
-            if got is not None and not (
-                equal(got, values) and alignments(got) == alignments(values)
+            if got is not None and (
+                difference(values, got) or alignments(got) != alignments(values)
             ):
                 return False
     return True
@@ -207,28 +196,18 @@ def fail_in_run(how: str, folder: str) -> list[str]:
         return [_ended(schedule, torch.full((3,), n), limits[n]) for n in range(4)]
 
 
-def wait_long(seconds: float) -> list[str]:
-    """Let rank 1 take so long for the second of three runs; return what each ended with."""
-    runs = [0]
-
-    def before(x: torch.Tensor) -> torch.Tensor:
-        runs[0] += 1
-        time.sleep(seconds * (runs[0] == 2))
-        return x.abs()
-
-    with asc.schedule(round_trip(before), asc.Machine.cluster()) as schedule:
-        return [_ended(schedule, torch.ones(3)) for _ in range(3)]
-
-
-def run_for_ever(folder: str) -> str:
-    """Run until another rank has failed; return how that ends."""
-    machine = asc.Machine.cluster()
-    with asc.schedule(round_trip(), machine) as schedule:
+def go_on(what: str, folder: str) -> str:
+    """Run, or give all ranks a large row of rank 0, until a rank has failed; return how that ends."""
+    row, group = torch.ones(1 << 24), joined()
+    with asc.schedule(round_trip(), asc.Machine.cluster()) as schedule:
         given = {name: torch.ones(1 << 12) for name in schedule.inputs_here}
         try:
             while True:
-                schedule(**given)
-                Path(folder, str(machine.rank)).touch()
+                if what == "broadcast":
+                    group.broadcast(row, 0, "a row")
+                else:
+                    schedule(**given)
+                Path(folder, str(group.rank)).touch()
         except asc.RankError as error:
             return str(error)
 
@@ -265,21 +244,11 @@ def send_large(folder: str) -> str:
     return "nothing"
 
 
-def give_large(folder: str) -> str:
-    """Give all ranks a row of rank 0 while a rank is killed; return how that ends."""
-    group = joined()
-    row = torch.ones(1 << 24)
-    group.broadcast(row, 0, "a row")
-    Path(folder, str(group.rank)).touch()
-    try:
-        while True:
-            group.broadcast(row, 0, "a row")
-    except asc.RankError as error:
-        return str(error)
-
-
 def fail(how: str, folder: Path) -> None:
-    """Fail in a task."""
+    """Fail in a task, or take longer than ranks may take to meet."""
+    if how == "long":
+        time.sleep(2.6)
+        return
     if how == "raise":
         raise ValueError("of a test")
     if how == "interrupt":
@@ -302,10 +271,8 @@ def differ(what: str) -> str:
     try:
         if what == "call" and machine.rank == 1:
             asc.Machine.cluster()
-        options: dict[str, Any] = {"policy": "nonsense"} if what == "policy" else {}
-        if what == "in flight":
-            options = {"in_flight": 2}
-        with asc.schedule(graph, machine, **options) as schedule:
+        policy = "nonsense" if what == "policy" else "auto"
+        with asc.schedule(graph, machine, policy=policy) as schedule:
             if what == "input":
                 schedule(**({} if machine.rank == 0 else {"x": 1}))
     except asc.AutoschedError as error:

@@ -41,20 +41,17 @@ def test_a_training_step_of_all_ranks_equals_the_eager_one_on_each(ranks, size, 
     assert ranks.run(jobs.train_together, size, policy) == [[True] * 4] * size
 
 
-def test_results_and_written_arguments_are_on_all_ranks_and_no_input_is_sent(ranks):
+@pytest.mark.parametrize("outputs", [None, "cpu:1"])
+def test_results_are_on_all_ranks_or_where_outputs_says_and_no_input_is_sent(ranks, outputs):
     x = torch.arange(16.0).view(4, 4) * 2
-    for result, left, sent in ranks.run(jobs.call_together, 2, None):
-        assert torch.equal(left, x * 2)
-        assert torch.equal(result[0], x[:2])
-        assert torch.equal(result[1]["second"], x[2:])
+    for rank, (result, left, sent) in enumerate(ranks.run(jobs.call_together, 2, outputs)):
+        assert torch.equal(left, x * 2), "written arguments are on all ranks"
+        if outputs is not None and rank == 0:
+            assert result == (None, {"second": None})
+        else:
+            assert torch.equal(result[0], x[:2])
+            assert torch.equal(result[1]["second"], x[2:])
         assert not sent
-
-
-def test_results_stay_where_outputs_says(ranks):
-    (none, left, _), (result, _, _) = ranks.run(jobs.call_together, 2, "cpu:1")
-    assert none == (None, {"second": None})
-    assert torch.equal(left, torch.arange(16.0).view(4, 4) * 4)
-    assert torch.equal(result[0], torch.arange(8.0).view(2, 4) * 2)
 
 
 @pytest.mark.parametrize(

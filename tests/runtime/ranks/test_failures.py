@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.runtime.ranks import jobs
-from tests.runtime.ranks.processes import Ranks, until
+from tests.runtime.ranks.processes import until
 
 WAITS = {
     0: "receive third <- cpu:2, instruction",
@@ -55,7 +55,7 @@ def test_a_killed_rank_is_named_on_all_others(mortals, tmp_path):
 def test_a_rank_that_is_killed_at_any_moment_is_named_on_all_others(mortals, tmp_path, seed):
     source = random.Random(seed)
     victim = source.randrange(3)
-    processes = mortals.start(jobs.run_for_ever, 3, str(tmp_path))
+    processes = mortals.start(jobs.go_on, 3, "run", str(tmp_path))
     until(lambda: len([*tmp_path.iterdir()]) == 3)
     time.sleep(source.random() / 10)
     os.kill(processes[victim].pid, signal.SIGKILL)
@@ -63,14 +63,11 @@ def test_a_rank_that_is_killed_at_any_moment_is_named_on_all_others(mortals, tmp
         assert rank == victim or said.startswith(f"rank {victim} has gone: its process was ended")
 
 
-def test_ranks_wait_for_a_task_longer_than_for_each_other_to_meet():
+def test_ranks_wait_for_a_task_longer_than_for_each_other_to_meet(mortals, tmp_path):
     """The limit of torch's groups for meeting ended all jobs that took longer, whatever they did."""
-    pool = Ranks(timeout=3.0)
-    try:
-        found = pool.run(jobs.wait_long, 3, 4.0)
-    finally:
-        pool.close()
-    assert found == [["-2.0", "-2.0 (late)", "-2.0"], *[["", " (late)", ""]] * 2]
+    mortals.timeout = 2.0
+    found = mortals.run(jobs.fail_in_run, 3, "long", str(tmp_path))
+    assert found == [["-2", "0", "2", "4"], *[[""] * 4] * 2]
 
 
 @pytest.mark.parametrize("how", ["hang", "hang alone"])
@@ -100,7 +97,7 @@ def test_a_copy_ends_of_which_a_part_has_been_sent(mortals, tmp_path, victim):
 
 
 def test_a_broadcast_ends_where_a_rank_is_killed(mortals, tmp_path):
-    processes = mortals.start(jobs.give_large, 3, str(tmp_path))
+    processes = mortals.start(jobs.go_on, 3, "broadcast", str(tmp_path))
     until(lambda: len([*tmp_path.iterdir()]) == 3)
     os.kill(processes[2].pid, signal.SIGKILL)
     for rank, (said, _) in enumerate(mortals.results(3)[:2]):

@@ -25,21 +25,13 @@ def pipeline(order: str, **options: Any) -> dict[str, Any]:
 CASES = {
     "2 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4, 4], [4, 4], [3, 5]]),
     "3 ragged ranks": ("data_parallel", {"reduction": "exchange"}, [[4] * 3, [0, 4, 5], [5, 4, 0]]),
-    "4 ragged ranks": (
-        "data_parallel",
-        {"reduction": "exchange"},
-        [[4] * 4, [4] * 4, [5, 0, 3, 4]],
-    ),
     "clip": ("data_parallel", {"reduction": "sum", "clip_grad_norm": 0.05}, EVEN),
     "accumulate": ("data_parallel", {"accumulate": 2, "reduction": "sum"}, EVEN),
     "half": ("data_parallel", {"compression": "half"}, EVEN),
     "dropout": ("data_parallel", {"dropout": True, "reduction": "sum"}, EVEN),
-    "gpipe": ("pipeline", pipeline("gpipe", clip_grad_norm=0.1, optimizer="momentum"), STAGES),
     "1f1b": ("pipeline", pipeline("1f1b", clip_grad_norm=0.1), STAGES),
-    "interleaved": ("pipeline", pipeline("interleaved", clip_grad_norm=0.1), STAGES),
     "zb-v": ("pipeline", pipeline("zb-v", clip_grad_norm=0.1), STAGES),
     "gpipe, dropout": ("pipeline", pipeline("gpipe", split=SPLIT, dropout=True), STAGES),
-    "1f1b, dropout": ("pipeline", pipeline("1f1b", split=SPLIT, dropout=True), STAGES),
     "interleaved, dropout": (
         "pipeline",
         pipeline(
@@ -55,10 +47,9 @@ CASES = {
         {**REPLICAS, "dropout": True, "optimizer": "momentum"},
         [[8] * 4, [1] * 4, [8] * 4],
     ),
-    "replicas": ("pipeline", {**REPLICAS, "optimizer": "momentum"}, [[8] * 4] * 2),
 }
 QUICK = ["3 ragged ranks", "clip", "half", "gpipe, dropout"]
-IN_PLAIN_TORCH = ["2 ragged ranks", "3 ragged ranks", "4 ragged ranks", "clip"]
+IN_PLAIN_TORCH = ["2 ragged ranks", "3 ragged ranks", "clip"]
 
 
 def serial(options: dict[str, Any], rows: list[list[int]]) -> Any:
