@@ -5,8 +5,8 @@ all on one fake CPU, so constraints and the devices of the examples do not matte
 computed. Each operator that the tasks reach is counted:
 
 * FLOPs: for matrix products, convolutions and attention, torch's own formulas, and similar ones for
-  recurrent layers, distances, and roughly for factorizations of matrices. For any other operator,
-  one per element that it returns, or reads if that is more.
+  recurrent layers, factorizations of matrices and other operators that hide products. For any
+  other operator, one per element that it returns, or reads if that is more.
 * Bytes: everything read and everything written, each tensor once. A dimension of stride 0 counts
   once. Lookups read of their table only the rows that they return. Views, ``empty`` and queries of
   shapes cost nothing.
@@ -252,11 +252,37 @@ def _product(position: int) -> Callable[..., int]:
     return formula
 
 
-def _factorization(*args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Return about the FLOPs of a factorization or a solution: two products by its largest matrix."""
-    matrices = [item for item in args if isinstance(item, torch.Tensor) and item.dim() > 1]
-    largest = max(matrices, key=torch.Tensor.numel)
-    return int(4 * largest.numel() * min(largest.shape[-2:]))
+def _of_matrices(
+    count: Callable[[int, int, int], float], matrix: int = 0, right: int | None = None
+) -> Callable[..., int]:
+    """Return the formula of an operator on matrices, those of the argument at a position.
+
+    ``count`` takes their larger and their smaller size, and the columns of the argument ``right``.
+    """
+
+    def formula(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        given = [args[i] for i in (matrix, right) if i is not None]
+        number = max(math.prod(tensor.shape[:-2]) for tensor in given)
+        large, small = max(given[0].shape[-2:]), min(given[0].shape[-2:])
+        columns = given[-1].shape[-1] if given[-1].dim() > 1 else 1
+        return int(number * count(large, small, columns))
+
+    return formula
+
+
+def _with_vectors(position: int, without: float, with_them: float) -> Callable[..., int]:
+    """Return the formula of a spectral decomposition: times ``large * small ** 2``.
+
+    The argument at a position says whether vectors are computed, too.
+    """
+
+    def formula(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        named = kwargs.get("compute_uv", kwargs.get("compute_v", True))
+        wanted = args[position] if len(args) > position else named
+        times = with_them if wanted else without
+        return _of_matrices(lambda m, n, _: times * m * n**2)(*args, out_val=out_val)
+
+    return formula
 
 
 def _distances(position: int, times: int) -> Callable[..., int]:
@@ -272,12 +298,47 @@ def _distances(position: int, times: int) -> Callable[..., int]:
     return formula
 
 
-_FACTORIZATIONS = """
-_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky
-cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_householder_product
-linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex
-linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular ormqr triangular_solve
-"""
+def _trilinear(
+    a: Any, b: Any, c: Any, of_a: Any, of_b: Any, of_c: Any, *args: Any, out_val: Any, **_: Any
+) -> int:
+    """Return the FLOPs of a product of three tensors, which have more dimensions of size 1."""
+    shapes = []
+    for tensor, dims in ((a, of_a), (b, of_b), (c, of_c)):
+        sizes = iter(tensor.shape)
+        shapes.append([1 if i in dims else next(sizes) for i in range(tensor.dim() + len(dims))])
+    return int(2 * math.prod(map(max, *shapes)))
+
+
+# Of LAPACK, where not noted after Golub and Van Loan, "Matrix computations", 4th edition, 2013.
+_LAPACK: Mapping[str, Callable[..., int]] = {
+    **dict.fromkeys(
+        ["linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet"],
+        _of_matrices(lambda m, n, _: m * n**2 - n**3 / 3),
+    ),
+    **dict.fromkeys(
+        ["linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex"],
+        _of_matrices(lambda m, n, _: n**3 / 3),
+    ),
+    "cholesky_inverse": _of_matrices(lambda m, n, _: 2 * n**3 / 3),
+    "linalg_inv_ex": _of_matrices(lambda m, n, _: 2 * n**3),
+    "_linalg_solve_ex": _of_matrices(lambda m, n, k: 2 * n**3 / 3 + 2 * n**2 * k, right=1),
+    "linalg_lu_solve": _of_matrices(lambda m, n, k: 2 * n**2 * k, right=2),
+    "linalg_ldl_solve": _of_matrices(lambda m, n, k: 2 * n**2 * k, right=2),
+    "cholesky_solve": _of_matrices(lambda m, n, k: 2 * n**2 * k, 1, 0),
+    "linalg_solve_triangular": _of_matrices(lambda m, n, k: n**2 * k, right=1),
+    "triangular_solve": _of_matrices(lambda m, n, k: n**2 * k, 1, 0),
+    "geqrf": _of_matrices(lambda m, n, _: 2 * m * n**2 - 2 * n**3 / 3),
+    "linalg_householder_product": _of_matrices(lambda m, n, _: 2 * m * n**2 - 2 * n**3 / 3),
+    "linalg_qr": _of_matrices(lambda m, n, _: 4 * m * n**2 - 4 * n**3 / 3),
+    "ormqr": _of_matrices(lambda m, n, k: 4 * m * n * k, right=2),
+    "linalg_lstsq": _of_matrices(lambda m, n, k: 2 * m * n**2 + 4 * m * n * k, right=1),
+    "_linalg_svd": _with_vectors(2, 4, 22),
+    "linalg_pinv": _of_matrices(lambda m, n, _: 24 * m * n**2),  # by an SVD
+    "_linalg_eigh": _with_vectors(2, 4 / 3, 9),
+    "linalg_eig": _of_matrices(lambda m, n, _: 25 * n**3),
+    "_linalg_eigvals": _of_matrices(lambda m, n, _: 10 * n**3),
+    "linalg_matrix_exp": _of_matrices(lambda m, n, _: 20 * n**3),  # about ten products
+}
 
 # torch has no formulas for these: attention on a CPU, recurrent and other whole layers, products.
 _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
@@ -300,8 +361,9 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
         aten._cdist_backward: _distances(1, 4),
         aten._pdist_forward: _distances(0, 3),
         aten._pdist_backward: _distances(1, 4),
+        aten._trilinear: _trilinear,
     },
-    dict.fromkeys(operators(_FACTORIZATIONS), _factorization),
+    {operator: formula for name, formula in _LAPACK.items() for operator in operators(name)},
 )
 
 
