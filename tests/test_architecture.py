@@ -131,6 +131,8 @@ CONCEPTS = {
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
     "fusion.candidates": "which tasks can be fused, and groups of them; fusing chooses a grouping",
     "parallel.checkpoints": "the state of a step in a folder",
+    "parallel.controlled_memory": "patterns that repeat, in units of time",
+    "parallel.order_search": "annealing, compiled; named_orders chooses what to anneal",
     "parallel.zero_bubbles": "orders made by simulation; named_orders has those of papers",
     "parallel.stages": "where a model is cut; pipelined chooses orders and micro-batches",
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",

@@ -21,7 +21,9 @@ read.
     step_graph, costs         graphs of steps, and tasks of memory traffic
     all_reduce, clip          gradients: bucketing, reduction, compression, clipping
     orders, named_orders      what each device of a pipeline does, one action after another; by name
-    zero_bubbles              orders that fill bubbles with gradients by weights
+    zero_bubbles, controlled_memory, order_search
+                              orders that fill bubbles with gradients by weights, that repeat a
+                              pattern of little memory, and that are annealed
     ranks, checkpoints        several processes: where a step lies, what they agree on before it, the
                               state of rank 0; the state of a step in a folder
 """

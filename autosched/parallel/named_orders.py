@@ -6,10 +6,11 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autosched import ScheduleError
-from autosched.parallel import zero_bubbles
+from autosched.parallel import controlled_memory, zero_bubbles
+from autosched.parallel.order_search import improved
 from autosched.parallel.orders import Action, Kind, Order, Rows, Seconds, Table, table_of
 from autosched.parallel.zero_bubbles import Filling, filled
 
@@ -27,15 +28,17 @@ def order(
     """Return what each device of a pipeline does, one action after another.
 
     * ``name``: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``, ``"zb-h2"``, ``"zb-v"``,
-      ``"v-half"``, ``"v-min"``, ``"dualpipe-v"``.
+      ``"v-half"``, ``"v-min"``, ``"dualpipe-v"``; ``"best"`` takes the best of those that fit into
+      ``memory``, and anneals it.
     * ``chunks``: the number of micro-batches.
     * ``seconds``: of F, I and W, forward and the gradients by input and by weights: those of a whole
       device for one micro-batch, or for each a list with those of each stage.
     * ``copy``: the seconds of a copy between two devices.
-    * ``stages``: how many each device has; default: 1, or 2 for ``"interleaved"`` and those in a V.
+    * ``stages``: how many each device has, which ``"interleaved"`` and ``"best"`` leave open;
+      default: 2 for ``"interleaved"`` and those in a V, else 1; ``"best"`` tries both.
     * ``memory``: of how many micro-batches a device may hold activations; default: as many as
-      usual, which is p for ``"1f1b"``, ``"zb-h1"`` and ``"zb-v"`` on p devices, and 2p for
-      ``"zb-h2"``.
+      usual, which is p for ``"1f1b"``, ``"zb-h1"`` and ``"zb-v"`` on p devices, 2p for
+      ``"zb-h2"``, and any number for ``"best"``.
 
     Raises ScheduleError for invalid arguments, and for an order that needs more memory.
 
@@ -49,13 +52,38 @@ def order(
         if not isinstance(number, int) or number < 1:
             raise ScheduleError(f"{what} must be a number of 1 or more, got {number!r}")
     check_order(name, stages, memory)
-    laps = ORDERS[name].laps if stages is None else stages
     if not 0 <= copy < math.inf:
         raise ScheduleError(f"copy must be seconds, got {copy!r}")
-    wanted = Wanted(devices, chunks, laps, table_of(seconds, devices, laps), copy, memory)
-    made = Order(name, ORDERS[name].rows(wanted), wanted.table, copy)
-    made.check_memory(memory)
-    return made
+    laps = [stages] if stages is not None else _laps(name, seconds, devices)
+    how: Any = {"seconds": seconds, "copy": copy, "memory": memory}
+    found = [one for n in laps for one in orders_of(name, devices, chunks, stages=n, **how)]
+    best = min(found, key=Order.bubble)
+    best.check_memory(memory)
+    return best
+
+
+def orders_of(
+    name: str,
+    devices: int,
+    chunks: int,
+    *,
+    seconds: Seconds,
+    copy: float,
+    stages: int,
+    memory: float | None,
+) -> list[Order]:
+    """Return the orders of a name; for the best, one of each layout of stages."""
+    table = table_of(seconds, devices, stages)
+    wanted = Wanted(devices, chunks, stages, table, copy, memory)
+    return [Order(name, rows, table, copy) for rows in ORDERS[name].rows(wanted)]
+
+
+def _laps(name: str, seconds: Seconds, devices: int) -> Sequence[int]:
+    """Return the numbers of stages per device to try: by the seconds of stages, or the usual ones."""
+    given = {len(each) for each in seconds if isinstance(each, Sequence)}
+    if ORDERS[name].is_free and len(given) == 1 and not min(given) % devices and min(given):
+        return [min(given) // devices]
+    return ORDERS[name].laps
 
 
 def check_order(name: str, stages: int | None, memory: float | None) -> None:
@@ -64,7 +92,7 @@ def check_order(name: str, stages: int | None, memory: float | None) -> None:
         raise ScheduleError(f"order must be one of {', '.join(map(repr, ORDERS))}, got {name!r}")
     found = ORDERS[name]
     if stages is not None and not found.can_have(stages):
-        allowed = "1 or more" if found.is_free else f"{found.laps}"
+        allowed = "1 or more" if found.is_free else f"{found.laps[0]}"
         raise ScheduleError(f"stages= of order {name!r} must be {allowed}, got {stages!r}")
     if memory is not None and not (isinstance(memory, int | float) and memory >= 1):
         raise ScheduleError(f"memory= must be 1 micro-batch or more, got {memory!r}")
@@ -82,28 +110,30 @@ class Wanted(NamedTuple):
 
 
 class Named(NamedTuple):
-    """How rows are made, and from what.
+    """How orders of a name are made, and from what.
 
-    ``laps`` is the usual number of stages per device; it ``is_free`` if that may be any.
+    ``rows`` makes one or several. ``laps`` are the usual numbers of stages per device;
+    ``is_free`` if there may be any number. ``is_v``: whether two stages per device form a V.
     ``splits_backward``: whether gradients by input and by weights are apart.
     """
 
-    rows: Callable[[Wanted], Rows]
-    laps: int = 1
+    rows: Callable[[Wanted], Sequence[Rows]]
+    laps: Sequence[int] = (1,)
     is_free: bool = False
+    is_v: bool = False
     splits_backward: bool = False
 
     def can_have(self, stages: int) -> bool:
         """Return whether each device can have so many stages."""
         is_number = isinstance(stages, int) and stages >= 1
-        return is_number and (self.is_free or stages == self.laps)
+        return is_number and (self.is_free or stages in self.laps)
 
     def places(self, devices: int, laps: int | None = None) -> tuple[int, ...]:
         """Return the device of each stage: cyclic, or in a V."""
-        laps = self.laps if laps is None else laps
-        if self.is_free or laps == 1:
-            return tuple(range(devices)) * laps
-        return (*range(devices), *reversed(range(devices)))
+        laps = self.laps[0] if laps is None else laps
+        if laps == 2 and self.is_v:
+            return (*range(devices), *reversed(range(devices)))
+        return tuple(range(devices)) * laps
 
 
 # ---- orders that do not depend on seconds
@@ -206,26 +236,90 @@ def _dualpipe_row(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 def _filling(plan: Callable[[Filling], bool], memory: Callable[[int], float], laps: int) -> Named:
     """Return an order made from a plan; ``memory`` is the usual limit for so many devices."""
 
-    def rows(wanted: Wanted) -> Rows:
-        places, most = made.places(wanted.devices), memory(wanted.devices)
-        how = plan, places, wanted.chunks, wanted.table, wanted.copy
-        less = None if wanted.memory is None else filled(*how, min(most, wanted.memory))
-        found = less or filled(*how, most)
+    def rows(wanted: Wanted) -> Sequence[Rows]:
+        most = memory(wanted.devices)
+        less = None if wanted.memory is None else _filled(plan, wanted, min(most, wanted.memory))
+        found = less or _filled(plan, wanted, most)
         assert found is not None, f"{wanted.devices} devices and {wanted.chunks} micro-batches"
-        return found
+        return [found]
 
-    made = Named(rows, laps, splits_backward=True)
-    return made
+    return Named(rows, [laps], is_v=laps == 2, splits_backward=True)
 
 
+def _filled(plan: Callable[[Filling], bool], wanted: Wanted, memory: float) -> Rows | None:
+    places = ORDERS[BEST].places(wanted.devices, wanted.laps)
+    return filled(plan, places, wanted.chunks, wanted.table, wanted.copy, memory)
+
+
+def _repeated(pattern: controlled_memory.Pattern, memory: Callable[[int], int]) -> Named:
+    """Return an order that repeats a pattern; ``memory`` is what it needs on so many devices."""
+
+    def rows(wanted: Wanted) -> Sequence[Rows]:
+        p = wanted.devices
+        return [controlled_memory.repeated(pattern, p, wanted.chunks, 2 * memory(p))]
+
+    return Named(rows, [2], is_v=True, splits_backward=True)
+
+
+def _best(wanted: Wanted) -> Sequence[Rows]:
+    """Return for each layout the best of all orders that fit, annealed."""
+    memory = wanted.chunks if wanted.memory is None else min(wanted.memory, wanted.chunks)
+    wanted = wanted._replace(memory=memory)
+    layouts: dict[tuple[int, ...], list[Order]] = {}
+    for name, named in ORDERS.items():
+        if name != BEST and named.can_have(wanted.laps):
+            layout = named.places(wanted.devices, wanted.laps)
+            layouts.setdefault(layout, []).extend(_orders(named.rows(wanted), wanted))
+    plan = {1: zero_bubbles.line, 2: zero_bubbles.v_shape}.get(wanted.laps)
+    rows = None if plan is None else _filled(plan, wanted, memory)
+    own = ORDERS[BEST].places(wanted.devices, wanted.laps)
+    layouts[own] += _orders([_serial(own, wanted.chunks), *([rows] if rows else [])], wanted)
+    found = []
+    for orders in layouts.values():
+        fitting = [one for one in orders if max(one.peak()) <= memory]
+        if fitting:
+            best = min(fitting, key=Order.bubble)
+            actions = 3 * len(best.devices) * wanted.chunks
+            moves = int(max(_LEAST_MOVES, min(_MOST_MOVES, _WORK / actions)))
+            found.append(improved(best, memory, moves).rows)
+    return found
+
+
+def _orders(rows: Sequence[Rows], wanted: Wanted) -> list[Order]:
+    return [Order(BEST, each, wanted.table, wanted.copy).split() for each in rows]
+
+
+def _serial(places: Sequence[int], chunks: int) -> Rows:
+    """Return one micro-batch after another."""
+    stages = range(len(places))
+    kinds: list[tuple[Kind, Sequence[int]]] = [("F", stages), ("I", stages[::-1])]
+    kinds.append(("W", stages))
+    return tuple(
+        tuple(
+            Action(stage, kind, chunk)
+            for chunk in range(chunks)
+            for kind, each in kinds
+            for stage in each
+            if places[stage] == rank
+        )
+        for rank in range(1 + max(places))
+    )
+
+
+BEST = "best"
+# Moves of annealing: as many as take a second or a few.
+_LEAST_MOVES, _MOST_MOVES, _WORK = 20_000, 300_000, 6e8
 ORDERS: Mapping[str, Named] = {
-    "gpipe": Named(lambda wanted: gpipe(wanted.devices, wanted.chunks)),
-    "1f1b": Named(lambda wanted: interleaved(wanted.devices, wanted.chunks)),
-    "interleaved": Named(lambda w: interleaved(w.devices, w.chunks, w.laps), 2, is_free=True),
+    "gpipe": Named(lambda w: [gpipe(w.devices, w.chunks)]),
+    "1f1b": Named(lambda w: [interleaved(w.devices, w.chunks)]),
+    "interleaved": Named(lambda w: [interleaved(w.devices, w.chunks, w.laps)], [2], is_free=True),
     "zb-h1": _filling(zero_bubbles.line, lambda p: p, 1),
     "zb-h2": _filling(zero_bubbles.line, lambda p: 2 * p, 1),
     "zb-v": _filling(zero_bubbles.v_shape, lambda p: p, 2),
-    "v-half": _filling(zero_bubbles.repeated(zero_bubbles.half), lambda p: p // 2 + 1, 2),
-    "v-min": _filling(zero_bubbles.repeated(zero_bubbles.least), lambda p: (p + 4) // 3, 2),
-    "dualpipe-v": Named(lambda w: dualpipe_v(w.devices, w.chunks), 2, splits_backward=True),
+    "v-half": _repeated(controlled_memory.half, lambda p: p // 2 + 1),
+    "v-min": _repeated(controlled_memory.least, lambda p: (p + 4) // 3),
+    "dualpipe-v": Named(
+        lambda w: [dualpipe_v(w.devices, w.chunks)], [2], is_v=True, splits_backward=True
+    ),
+    BEST: Named(_best, [2, 1], is_free=True, is_v=True, splits_backward=True),
 }

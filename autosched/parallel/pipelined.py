@@ -21,7 +21,7 @@ from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
 from autosched.parallel.costs import LinearCosts, tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
-from autosched.parallel.named_orders import ORDERS, check_order, order
+from autosched.parallel.named_orders import BEST, ORDERS, check_order, orders_of
 from autosched.parallel.orders import KINDS, Order, Rows
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Step
@@ -244,6 +244,7 @@ class _Study:
         self.shares = divided(self.rows, [1] * self.replicas)  # rows of each replica
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
+        self.best_memory: dict[int, float | None] = {}  # of the best order, by micro-batches
         # Bytes that the optimizer adds, by parameter.
         self.new_state: dict[str, float] | None = None
 
@@ -267,9 +268,19 @@ class _Study:
         errors = list[ScheduleError]()
         for name in self._orders(pair):
             best = math.inf
+            if (
+                name == BEST
+                and self.schedule == "auto"
+                and (fitting := [t for t in tried if t.fits])
+            ):
+                numbers = [min(fitting, key=lambda one: one.seconds).chunks]
             for number in numbers:
                 try:
-                    tried.append(self._tried(name, number, pair))
+                    tried.append(
+                        self._tried_best(number, pair)
+                        if name == BEST
+                        else self._tried(name, number, pair)
+                    )
                 except ScheduleError as error:  # such as random numbers in another order
                     errors.append(error)
                     break
@@ -329,7 +340,9 @@ class _Study:
         fitting = [name for name in self._possible() if self._layout(name) == devices]
         if wanted == "auto" and fitting:
             return fitting
-        if _name(wanted) in (*fitting, SERIAL) or self._layout(_name(wanted)) == devices:
+        if _name(wanted) in (*fitting, SERIAL) or (
+            isinstance(wanted, Order) and self._layout(wanted.name) == devices
+        ):
             return [_name(wanted)]
         known = f"; {', '.join(map(repr, fitting))} can run them" if fitting else ""
         raise ScheduleError(
@@ -454,6 +467,19 @@ class _Study:
 
     # ---- steps
 
+    def _tried_best(self, chunks: int, pair: tuple[int, int]) -> Tried:
+        """Simulate the best order with less and less memory, until it fits."""
+        limits: Sequence[float | None] = [self.memory]
+        if self.memory is None and self._is_limited:
+            p = len(self.groups[0])
+            several = {min(n, chunks) for n in (chunks, 2 * p, p, p // 2 + 1, (p + 4) // 3, 1)}
+            limits = sorted(several, reverse=True)
+        for self.best_memory[chunks] in limits:
+            found = self._tried(BEST, chunks, pair)
+            if found.fits:
+                break
+        return found
+
     def _tried(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate a step without a limit of memory."""
         variant = self._variant(name, pair)
@@ -531,10 +557,15 @@ class _Study:
                 )
                 if device != after
             ]
-            found = order(
-                name, len(self.groups[0]), chunks, seconds=[*seconds.values()],
-                copy=max(copies, default=0.0), stages=self.stages, memory=self.memory,
+            devices = len(self.groups[0])
+            memory = self.best_memory.get(chunks) if name == BEST else self.memory
+            places = ORDERS[name].places(devices, self.stages)
+            orders = orders_of(
+                name, devices, chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
+                stages=len(places) // devices, memory=memory,
             )  # fmt: skip
+            found = next(one for one in orders if one.devices == places)
+            found.check_memory(memory)
         return found.split().rows if self._splits_backward(name) else found.rows
 
 

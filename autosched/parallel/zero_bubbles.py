@@ -1,8 +1,7 @@
 """Orders that fill bubbles with gradients by weights, made by simulation.
 
-Qi et al., "Zero bubble (almost) pipeline parallelism", arXiv 2401.10241, and "Pipeline parallelism
-with controllable memory", arXiv 2405.15362. Forwards (F) and gradients by inputs (I) have an order;
-gradients by weights (W) are put between them:
+Qi et al., "Zero bubble (almost) pipeline parallelism", arXiv 2401.10241. Forwards (F) and gradients
+by inputs (I) have an order; gradients by weights (W) are put between them:
 
 1. where a device would wait at least as long as one takes;
 2. before an F or I that would make this device the one that takes longest in the end;
@@ -169,9 +168,8 @@ def line(run: Filling) -> bool:
         run.put("F", rank)
     for rank in reversed(range(run.count)):
         arrival = run.arrival("I", rank)
-        while rank < last and run.done("F", rank) < run.chunks and _fits(run, rank, arrival, 1):
-            for earlier in range(rank + 1):  # each has one F more than the next
-                run.put("F", earlier)
+        while rank < last and _fits(run, rank, arrival, 1) and _put_until(run, rank):
+            pass
         run.put("I", rank)
     while any(run.done("I", rank) < run.chunks for rank in range(run.count)):
         put = [run.put("F", rank) for rank in range(run.count)]
@@ -188,6 +186,11 @@ def _fits(run: Filling, rank: int, arrival: float | None, each: int) -> bool:
     return arrival is not None and end <= arrival and run.held[rank] + room <= run.limit
 
 
+def _put_until(run: Filling, rank: int) -> bool:
+    """Put an F of each device up to this one, which then has one; return whether it has."""
+    return [run.put("F", earlier) for earlier in range(rank + 1)][-1]
+
+
 def v_shape(run: Filling) -> bool:
     """Put two stages per device, on the way there and back, as ZB-V does: I and F in turn."""
     count, chunks = run.count, run.chunks
@@ -196,16 +199,15 @@ def v_shape(run: Filling) -> bool:
         run.put("F", rank)
     for rank in reversed(range(count)):
         arrival = run.arrival("F", rank, 1)
-        while rank < count - 1 and run.done("F", rank) < chunks and _fits(run, rank, arrival, 2):
-            for earlier in range(rank + 1):
-                run.put("F", earlier)
+        while rank < count - 1 and _fits(run, rank, arrival, 2) and _put_until(run, rank):
+            pass
         run.put("F", rank, 1)
     # 2. Each device has as many F as the one before, so that no I has to wait.
     lap = 0
     for rank in range(1, count):
-        while _is_behind(run, rank):
-            for other in reversed(range(rank, count)):
-                run.put("F", other, lap)
+        put = [True]
+        while _is_behind(run, rank) and any(put):
+            put = [run.put("F", other, lap) for other in reversed(range(rank, count))]
             lap = 1 - lap
     # 3. I and F in turn.
     while any(run.done("I", rank) < chunks for rank in range(count)):
@@ -237,45 +239,3 @@ def _next_forward(run: Filling, rank: int) -> int:
     if second == first or (rank < run.count - 1 and run.arrival("F", rank, 1) is None):
         return 0
     return 1
-
-
-def repeated(starts: Callable[[int, int], Sequence[int]]) -> Callable[[Filling], bool]:
-    """Return a plan that repeats a pattern every six units of time.
-
-    ``starts`` returns for a device, and the number of devices, the units in which F of its two
-    stages begin, and I of its second and first.
-    """
-
-    def plan(run: Filling) -> bool:
-        kinds: list[tuple[Kind, int]] = [("F", 0), ("F", 1), ("I", 1), ("I", 0)]
-        turns = sorted(
-            (start + 6 * chunk, rank, number)
-            for rank in range(run.count)
-            for number, start in enumerate(starts(rank, run.count))
-            for chunk in range(run.chunks)
-        )
-        return all(run.put(kinds[number][0], rank, kinds[number][1]) for _, rank, number in turns)
-
-    return plan
-
-
-def half(rank: int, devices: int) -> Sequence[int]:
-    """Return the pattern of V-Half, which holds about half of what 1F1B does."""
-    shift = 0 if devices % 2 else 3
-    return (
-        2 * rank,
-        3 * devices - rank - 2,
-        3 * devices + shift + 2 * rank - 1,
-        6 * devices + shift - rank - 2,
-    )
-
-
-def least(rank: int, devices: int) -> Sequence[int]:
-    """Return the pattern of V-Min, which holds about a third of what 1F1B does."""
-    shift = 0 if devices % 3 else 2
-    return (
-        rank,
-        2 * devices - rank - 1,
-        2 * devices + shift + rank,
-        4 * devices + shift - rank - 1,
-    )
