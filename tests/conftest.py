@@ -15,11 +15,14 @@ import torch
 from hypothesis import Phase, settings
 
 from autosched.errors import RealGPUsError
-from autosched.simulated_gpus import playing
+from autosched.simulated_gpus import Hardware, playing
+from tests.simulated_gpus.libraries import Libraries
 
 # A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit"
 # is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
+
+Hardware.libraries_of = Libraries
 
 COSTLY = "frontends", "parallel"  # folders
 KEPT = 5  # of so many variants of a test that are not slow, one

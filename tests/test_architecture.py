@@ -144,7 +144,6 @@ CONCEPTS = {
     "sanitizer.lines": "the user's lines and names, found in frames",
     "sanitizer.order": "vector clocks and memory, which know neither torch nor the user",
     "simulated_gpus.allocator": "torch's caching allocator, which knows no stream's work",
-    "simulated_gpus.libraries": "handles and workspaces of cuBLAS and cuDNN",
     "verification.loops": "laws of runs in flight",
     "viz.layered_layout": "an algorithm on nodes and edges, without pictures",
 }

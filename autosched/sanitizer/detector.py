@@ -239,6 +239,8 @@ class Detector(Observer):
             fix = "synchronise an event, recorded behind the copy, before the host goes on here"
         elif first.queue is None:
             fix = "record an event behind the copy, and synchronise it before the host writes"
+        elif first.queue.name:
+            fix = "call wait() of what the collective returned"
         else:
             fix = f"{self._called(second.queue)}.wait_stream({self._called(first.queue)})"
         message = f"{memory.name}: {one} {does[0]} it, {other} {does[1]} it, in no order"
@@ -325,6 +327,8 @@ class Detector(Observer):
         if queue is None:
             return "the host"
         kind = self.gpus.kind
+        if queue.name:
+            return f"{queue.name} on {kind}:{queue.device}"
         if queue.number == 0:
             return f"the default stream of {kind}:{queue.device}"
         return f"stream {self._variable(queue) or queue.number} of {kind}:{queue.device}"

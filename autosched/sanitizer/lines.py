@@ -100,7 +100,8 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 def tensor_names(is_it: Any) -> tuple[str, ...]:
     """Return what the user's frames call a tensor for which a function is true."""
     found: dict[str, None] = {}
-    for _, frame in zip(range(_MOST_FRAMES), frames(), strict=False):
+    chosen = [frame for _, frame in zip(range(_MOST_FRAMES), frames(), strict=False)]
+    for frame in sorted(chosen, key=lambda each: each.f_code.co_filename.startswith(_INSTALLED)):
         for name, item in _variables(frame).items():
             found.update(dict.fromkeys(_within(name, item, is_it, 2)))
     return tuple(found)

@@ -5,9 +5,9 @@
     tensors     tensors on GPUs: shapes at once, numbers later; operators and copies
     streams     what torch calls streams, events, graphs and generators
     allocator   the caching allocator: pools, and addresses that are handed out again
-    libraries   handles and workspaces of cuBLAS and cuDNN
     autograd    backward passes, on the streams of forward passes
     autocast    casts in regions of autocast
+    collectives collectives of torch.distributed
     comm        copies that torch.nn.parallel makes
     kernels     kernels of Triton and of extensions, by declarations
     observer    what happens, told to a reader
@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,7 +41,16 @@ from autosched._lib.replacing import replaced
 from autosched.errors import RealGPUsError
 from autosched.runtime.backends import accelerator
 from autosched.runtime.replay import cuda_graphs
-from autosched.simulated_gpus import autocast, autograd, comm, fakes, kernels, streams, tensors
+from autosched.simulated_gpus import (
+    autocast,
+    autograd,
+    collectives,
+    comm,
+    fakes,
+    kernels,
+    streams,
+    tensors,
+)
 from autosched.simulated_gpus import hardware as _hardware
 from autosched.simulated_gpus.hardware import Hardware
 
@@ -67,21 +76,25 @@ def playing(
     if torch.accelerator.is_available() and not _hardware.current:
         raise RealGPUsError("torch finds a GPU: GPUs are simulated only where there is none")
     simulated = Hardware(gpus, seed, nbytes, kind, numbers)
-    simulated.casts = autocast.Casts()
+    simulated.casts, simulated.collective = autocast.Casts(), collectives.call
     _hardware.current.append(simulated)
     own: tuple[tuple[Any, str, Any], ...] = (
         (accelerator, "_streams", {}),  # real ones live as long as the process
         (cuda_graphs, "_failed", []),
         (cuda_graphs, "_with_handles", cuda_graphs._Handles()),
         (cuda_graphs, "_borrowed", tensors.borrowed),
-        (torch, "set_autocast_enabled", simulated.casts.switching(torch.set_autocast_enabled)),
         (threading.Thread, "start", tensors.knowing_streams(threading.Thread.start)),
         (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),
     )
     try:
-        with replaced(*own, *kernels.attributes(), *_attributes(torch, gpus, kind)), tensors.Mode():
+        declared = (*kernels.attributes(), *collectives.attributes())
+        torchs = [(at, *item) for at, found in _torch(gpus, kind) for item in found.items()]
+        switch = simulated.casts.switching(torch.set_autocast_enabled)
+        own = (*own, *declared, *torchs)
+        with replaced((torch, "set_autocast_enabled", switch), *own), tensors.Mode():
             yield simulated
     finally:
+        collectives.end()
         simulated.close()
         simulated.casts.end()
         _hardware.current.remove(simulated)
@@ -89,28 +102,16 @@ def playing(
         raise AssertionError("\n".join(simulated.faults))
 
 
-def _attributes(root: ModuleType, gpus: int, kind: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yield what is set in torch's modules and classes while GPUs are simulated."""
-    for owner, names in _torch(gpus, kind):
-        for name, item in names.items():
-            yield owner, name, item
+def _named(names: str) -> dict[str, Any]:
+    return {name: getattr(streams, name) for name in names.split()}
 
 
 def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
     """Return modules and classes of torch, with the attributes that they have while GPUs are simulated."""
-    both = {
-        "is_available": lambda: True,
-        "device_count": lambda: gpus,
-        "current_stream": streams.current_stream,
-        "set_stream": streams.set_stream,
-        "synchronize": streams.synchronize,
-        "empty_cache": streams.empty_cache,
-        "memory_allocated": streams.memory_allocated,
-        "memory_reserved": streams.memory_reserved,
-        "memory_stats": streams.memory_stats,
-        "max_memory_allocated": streams.max_memory_allocated,
-        "reset_peak_memory_stats": streams.reset_peak_memory_stats,
-    }
+    both = _named(
+        "current_stream set_stream synchronize empty_cache memory_allocated memory_reserved "
+        "memory_stats max_memory_allocated reset_peak_memory_stats"
+    ) | {"is_available": lambda: True, "device_count": lambda: gpus}
     accelerators = both | {
         "current_accelerator": lambda check_available=False: torch.device(kind),
         "current_device_index": lambda: _hardware.hardware().device,
@@ -118,42 +119,26 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         "device_index": streams.device,
         "get_memory_info": streams.mem_get_info,
     }
-    module = both | {
-        "Stream": streams.Stream,
+    own = _named(
+        "Stream set_device device default_stream stream mem_get_info current_blas_handle "
+        "manual_seed manual_seed_all get_rng_state set_rng_state is_current_stream_capturing"
+    )
+    facts = {"name": "a simulated GPU", "multi_processor_count": 1, "major": 9, "minor": 0}
+    module = {**both, **own} | {
         "Event": streams.CudaEvent,
         "_sleep": streams.sleep,
         "_lazy_init": lambda: None,
         "is_initialized": lambda: True,
         "current_device": lambda: _hardware.hardware().device,
-        "set_device": streams.set_device,
-        "device": streams.device,
-        "default_stream": streams.default_stream,
-        "stream": streams.stream,
-        "mem_get_info": streams.mem_get_info,
-        "get_device_name": lambda device=None: "a simulated GPU",
+        "get_device_name": lambda device=None: facts["name"],
         "get_device_properties": lambda device=None: SimpleNamespace(
-            name="a simulated GPU",
-            total_memory=streams.mem_get_info(device)[1],
-            multi_processor_count=1,
-            major=9,
-            minor=0,
+            total_memory=streams.mem_get_info(device)[1], **facts
         ),
         "is_bf16_supported": lambda including_emulation=True: True,
         "can_device_access_peer": lambda device, peer: device != peer,
         "default_generators": tuple(map(streams.default_generator, range(gpus))),
-        "current_blas_handle": streams.current_blas_handle,
-        "manual_seed": streams.manual_seed,
-        "manual_seed_all": streams.manual_seed_all,
-        "get_rng_state": streams.get_rng_state,
-        "set_rng_state": streams.set_rng_state,
-        "is_current_stream_capturing": streams.is_current_stream_capturing,
     }
-    graphs = {
-        "CUDAGraph": streams.Graph,
-        "graph": streams.graph,
-        "graph_pool_handle": streams.graph_pool_handle,
-        "use_mem_pool": streams.use_mem_pool,
-    }
+    graphs = _named("graph graph_pool_handle use_mem_pool") | {"CUDAGraph": streams.Graph}
     told = {
         "range_push": lambda text: _hardware.hardware().ranges.append(f"push {text}"),
         "range_pop": lambda: _hardware.hardware().ranges.append("pop"),

@@ -22,10 +22,6 @@ def broadcast(tensor: Tensor, devices: Devices) -> list[Tensor]:
     return [tensor.to(gpu(device), non_blocking=True) for device in devices]
 
 
-def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
-    return [target.copy_(tensor, non_blocking=True) for target in out]
-
-
 def broadcast_coalesced(tensors: Sequence[Tensor], devices: Devices, _: int) -> list[list[Tensor]]:
     return [[*made] for made in zip(*(broadcast(item, devices) for item in tensors), strict=True)]
 
@@ -43,27 +39,16 @@ def scatter(
     return made
 
 
-def scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, on: Any = None) -> list[Tensor]:
-    parts = tensor.split_with_sizes([target.size(dim) for target in out], dim)
-    for part, target, stream in zip(parts, out, on or [None] * len(out), strict=True):
-        with streams.stream(stream):
-            target.copy_(part, non_blocking=True)
-    return [*out]
-
-
 def gather(tensors: Sequence[Tensor], dim: int, device: int | None = None) -> Tensor:
     """Copy tensors into one, on a device; -1 is the host, and None the current device."""
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.size(dim) for tensor in tensors)
     target = torch.device("cpu") if device == -1 else gpu(streams.index(device))
-    return gather_out(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=target), dim)
-
-
-def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
-    parts = out.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
+    made = torch.empty(shape, dtype=tensors[0].dtype, device=target)
+    parts = made.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
     for part, tensor in zip(parts, tensors, strict=True):
-        part.copy_(tensor, non_blocking=out.is_cuda)
-    return out
+        part.copy_(tensor, non_blocking=made.is_cuda)
+    return made
 
 
 class Torch:
@@ -76,5 +61,9 @@ class Torch:
         return gpu(streams.index(device))
 
 
-_ALL = (broadcast, broadcast_out, broadcast_coalesced, scatter, scatter_out, gather, gather_out)
-FUNCTIONS = {f"_{function.__name__}": function for function in _ALL}  # of torch._C
+FUNCTIONS = {  # of torch._C
+    "_broadcast": broadcast,
+    "_broadcast_coalesced": broadcast_coalesced,
+    "_scatter": scatter,
+    "_gather": gather,
+}

@@ -18,7 +18,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autosched.simulated_gpus.allocator import GRAIN, ORDINARY, Allocator, Memory, PoolId
 from autosched.simulated_gpus.generators import Drawn, State
-from autosched.simulated_gpus.libraries import Libraries
 from autosched.simulated_gpus.observer import Observer, Tensors
 from autosched.simulated_gpus.queues import Capture, Mark, Queue, Queues, Work
 
@@ -67,6 +66,8 @@ class Block:
 class Hardware(Queues):
     """Played GPUs of ``nbytes`` each, which torch calls ``kind``."""
 
+    libraries_of: Any = None  # makes handles and workspaces of cuBLAS and cuDNN, for tests
+
     def __init__(
         self, gpus: int, seed: int, nbytes: float, kind: str = "cuda", numbers: bool = True
     ):
@@ -76,8 +77,12 @@ class Hardware(Queues):
         self.allocators = [Allocator(numbers) for _ in range(gpus)]
         self.generators = [State(device, kind) for device in range(gpus)]
         self.known_generators: dict[int, State] = {}
-        self.libraries = Libraries(self)
+        self.libraries: Any = self.libraries_of and self.libraries_of(self)
         self.casts: Any = None  # of autocast
+        self.collective: Any = None
+        self.works: list[Any] = []  # of collectives
+        self.of_groups: dict[Any, Queue] = {}
+        self.has_group = False  # made for the one rank that is simulated
         self.faults: list[str] = []
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True

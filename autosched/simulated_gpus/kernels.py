@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from autosched.simulated_gpus.tensors import asks_for_shapes, block_of
 
 class _Declared(NamedTuple):
     kernel: Any
-    writes: tuple[str | int, ...]
+    writes: tuple[str | int, ...] | None
     instead: Callable[..., Any] | None
 
 
@@ -76,7 +77,7 @@ def attributes() -> Iterator[tuple[Any, str, Any]]:
         for module in _modules_with(known.kernel):
             for name, item in list(vars(module).items()):
                 if item is known.kernel:
-                    yield module, name, _calling(known)
+                    yield module, name, partial(_call, known, item)
 
 
 def _modules_with(item: Any) -> list[ModuleType]:
@@ -95,58 +96,41 @@ def _launching(select: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``kernel[grid]``."""
 
     def selected(kernel: Any, grid: Any) -> Any:
-        launch = select(kernel, grid)
-
-        def launched(*args: Any, **kwargs: Any) -> Any:
-            if asks_for_shapes():  # within an operator, whose schema says what it does
-                return None
-            found = next(filter(None, (_declared.get(id(each)) for each in _within(kernel))), None)
-            if not any(map(block_of, tree_leaves((args, kwargs)))):  # numbers are computed
-                return ((found and found.instead) or launch)(*args, **kwargs)
-            if found is None:
-                name = _name(kernel)
-                raise NotImplementedError(
-                    f"the Triton kernel {name} is not run on simulated GPUs; say what it writes: "
-                    f"asc.testing.declare({name}, writes=...), of {listed(_parameters(kernel))}"
-                )
-            return _call(found, hardware().device, args, kwargs)
-
-        return launched
+        known = next(filter(None, (_declared.get(id(each)) for each in _within(kernel))), None)
+        return partial(_call, known or _Declared(kernel, None, None), select(kernel, grid))
 
     return selected
 
 
-def _calling(known: _Declared) -> Callable[..., Any]:
-    """Return what stands for a function of an extension."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        blocks = list(filter(None, map(block_of, tree_leaves((args, kwargs)))))
-        if not blocks:
-            return (known.instead or known.kernel)(*args, **kwargs)
-        return _call(known, blocks[0].queue.device, args, kwargs)
-
-    return called
-
-
-def _call(known: _Declared, device: int, args: Any, kwargs: Any) -> Any:
-    """Do on a device what a declaration says."""
+def _call(known: _Declared, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do what a declaration says; call a kernel itself where nothing is on simulated GPUs."""
     if known.instead is not None:
         return known.instead(*args, **kwargs)
+    if asks_for_shapes():  # within an operator, whose schema says what it does
+        return None
     gpus, name, names = hardware(), _name(known.kernel), _parameters(known.kernel)
-    written = {names.index(each) if isinstance(each, str) else each for each in known.writes}
+    places = [*range(len(args)), *(names.index(n) if n in names else -1 for n in kwargs)]
     given = [
-        *enumerate(args),
-        *((names.index(n) if n in names else n, v) for n, v in kwargs.items()),
+        (place, leaf)
+        for place, item in zip(places, (*args, *kwargs.values()), strict=True)
+        for leaf in tree_leaves(item)
+        if isinstance(leaf, torch.Tensor)
     ]
-    reads: list[torch.Tensor] = []
-    writes: list[torch.Tensor] = []
-    for place, item in given:
-        for leaf in tree_leaves(item):
-            if isinstance(leaf, torch.Tensor):
-                if block_of(leaf) is None and not gpus.is_pinned(leaf):
-                    raise RuntimeError(f"{name} cannot access a tensor of {leaf.device}")
-                (writes if place in written else reads).append(leaf)
-    blocks = list(filter(None, map(block_of, [*reads, *writes])))
+    blocks = [block for _, leaf in given if (block := block_of(leaf)) is not None]
+    if not blocks:
+        return own(*args, **kwargs)
+    if known.writes is None:
+        raise NotImplementedError(
+            f"the Triton kernel {name} is not run on simulated GPUs; say what it writes: "
+            f"asc.testing.declare({name}, writes=...), of {listed(names)}"
+        )
+    written = {names.index(each) if isinstance(each, str) else each for each in known.writes}
+    for _, leaf in given:
+        if block_of(leaf) is None and not gpus.is_pinned(leaf):
+            raise RuntimeError(f"{name} cannot access a tensor of {leaf.device}")
+    device = gpus.device if _is_launched(known.kernel) else blocks[0].queue.device
+    reads = [leaf for place, leaf in given if place not in written]
+    writes = [leaf for place, leaf in given if place in written]
     gpus.launch(gpus.current[device], name, lambda: None, blocks, reads, writes)
     if gpus.numbers:
         gpus.observer.noted(f"{name} computed no numbers: declare what is called instead")

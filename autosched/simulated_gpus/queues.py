@@ -84,8 +84,8 @@ class Capture:
 class Queue:
     """What a stream stands for: items of one device, in order. Number 0 is the default stream."""
 
-    def __init__(self, device: int, number: int):
-        self.device, self.number = device, number
+    def __init__(self, device: int, number: int, name: str = ""):
+        self.device, self.number, self.name = device, number, name
         self.items: deque[Item] = deque()
         self.capture: Capture | None = None
         self.tips: tuple[Node, ...] = ()  # the last nodes, while it is being captured
@@ -129,24 +129,16 @@ class Queues:
         self.observer = Observer()
         self.lock = threading.RLock()
         self.random = random.Random(seed)
-        self.eagerness = self.random.choice(
-            [0.0, 0.0, 0.3, 0.9]
-        )  # how often something runs before it has to
-        self.fickleness = self.random.choice(
-            [0.0, 0.0, 0.1, 0.3]
-        )  # how often the adversary changes its mind
-        self.busy: dict[
-            Queue, float
-        ] = {}  # queues that are not empty, and how they are liked by the adversary
+        # How often something runs before it has to, and how often the adversary changes its mind.
+        self.eagerness = self.random.choice([0.0, 0.0, 0.3, 0.9])
+        self.fickleness = self.random.choice([0.0, 0.0, 0.1, 0.3])
+        self.busy: dict[Queue, float] = {}  # that have items, and how the adversary likes them
         self.capture: Capture | None = None
         self.capture_queue: Queue | None = None  # where graphs are captured by default
         self.error: Exception | None = None
-        self.clock: Callable[[int, float], float] = lambda device, now: (
-            now
-        )  # the device's seconds at the host's
+        # A device's seconds at the host's.
+        self.clock: Callable[[int, float], float] = lambda device, now: now
         self.timing: Any = None  # computed durations, in place of a clock
-        # Waits until another process, which a thread plays, issues something; whether one did.
-        self.elsewhere: Callable[[], bool] = bool
         self.count = 0
         self.default = [Queue(device, 0) for device in range(gpus)]
         self.pools: dict[tuple[int, int], list[Queue]] = {}
@@ -186,13 +178,7 @@ class Queues:
     # ---- putting
 
     def put(
-        self,
-        queue: Queue,
-        what: str,
-        work: Work,
-        *,
-        cycles: int = 0,
-        hidden: bool = False,
+        self, queue: Queue, what: str, work: Work, *, cycles: int = 0, hidden: bool = False
     ) -> None:
         """Queue some work, or make it a node of the graph that is being captured."""
         with self.lock:
@@ -239,20 +225,10 @@ class Queues:
             queue.tips = (*queue.tips, *(node for node in mark.behind if node not in queue.tips))
             self.observer.waited(queue, mark, event, asked)
 
-    def _item(
-        self,
-        what: str,
-        work: Work | None = None,
-        mark: Mark | None = None,
-        *,
-        cycles: int = 0,
-        hidden: bool = False,
-    ) -> Item:
+    def _item(self, what: str, work: Any = None, mark: Any = None, **facts: Any) -> Item:
         self.count += 1
-        issued = 0.0
-        if self.timing:
-            issued = self.timing.host if hidden else self.timing.issued()
-        return Item(what, work, mark, cycles, hidden, self.count, issued)
+        issued = self.timing.issued(**facts) if self.timing else 0.0
+        return Item(what, work, mark, **facts, number=self.count, issued=issued)
 
     def _append(self, queue: Queue, item: Item) -> None:
         queue.items.append(item)
@@ -280,7 +256,7 @@ class Queues:
     def _on_the_way_to(self, mark: Mark, sparing: bool) -> None:
         """Run an item, one without which the mark is not reached if sparing."""
         ran = self._run(self._held_up_by(mark)) if sparing else self._step(asleep=True)
-        if not ran and not self.elsewhere():
+        if not ran:
             raise RuntimeError("the queues of simulated GPUs wait for each other")
 
     def poll(self, mark: Mark | None) -> bool:
@@ -314,7 +290,8 @@ class Queues:
         item = queue.items.popleft()
         if not queue.items:
             del self.busy[queue]
-        self._take_time(queue, item)
+        if self.timing:
+            self.timing.take(queue, item)
         if item.work is not None:
             try:
                 with torch._C._DisableTorchDispatch():
@@ -325,17 +302,6 @@ class Queues:
             now = queue.seconds if self.timing else self.clock(queue.device, time.perf_counter())
             item.mark.past, item.mark.seconds = True, now
         return True
-
-    def _take_time(self, queue: Queue, item: Item) -> None:
-        """Move a queue's time to the end of an item."""
-        if self.timing is None:
-            return
-        begin = max(queue.seconds, item.issued)
-        if item.work is not None and not item.hidden:
-            begin += self.timing.work(queue.device, item.cycles)
-        elif item.what == "wait" and item.mark is not None:
-            begin = max(begin, item.mark.seconds)
-        queue.seconds = begin
 
     def _is_ready(self, queue: Queue) -> bool:
         mark = queue.items[0].mark

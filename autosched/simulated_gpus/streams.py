@@ -98,14 +98,7 @@ class Stream:
 class Event:
     """Stands for ``torch.Event``: a record makes a new mark, and earlier waits keep theirs."""
 
-    def __init__(
-        self,
-        device: Device = None,
-        *,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-    ):
+    def __init__(self, device: Device = None, *, enable_timing: bool = False, **_: bool):
         index(device)
         self.enable_timing, self.mark = enable_timing, None
 
@@ -158,13 +151,7 @@ class Event:
 class CudaEvent(Event):
     """Stands for ``torch.cuda.Event``, which is told no device."""
 
-    def __init__(
-        self,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
-    ):
+    def __init__(self, enable_timing: bool = False, *_: bool, **__: bool):
         super().__init__(None, enable_timing=enable_timing)
 
 
@@ -289,13 +276,16 @@ def release_pool(device: int, pool: Any) -> None:
 def current_blas_handle() -> int:
     """Return the handle of this thread and device, which has a workspace for the current stream."""
     gpus = hardware()
+    if gpus.libraries is None:
+        return 1
     gpus.libraries.workspace(gpus.current[gpus.device])
-    return gpus.libraries.handle("cublas", gpus.device)
+    return int(gpus.libraries.handle("cublas", gpus.device))
 
 
 def release_workspaces() -> None:
     """Stands for ``torch._C._cuda_clearCublasWorkspaces``."""
-    hardware().libraries.release_workspaces()
+    if hardware().libraries:
+        hardware().libraries.release_workspaces()
 
 
 # ---- random numbers

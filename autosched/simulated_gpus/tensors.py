@@ -365,6 +365,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if special is not None:
         return special(*args, **kwargs)
     blocks = [block for leaf in leaves if (block := block_of(leaf)) is not None]
+    if func.namespace == "c10d" and (blocks or hardware().has_group):
+        return hardware().collective(func, args, kwargs)
     device = kwargs.get("device")
     device = None if device is None else torch.device(device)
     if device == META:  # C++ takes tensors of a GPU for meta tensors, and asks for one like them
@@ -453,7 +455,7 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     for n in fresh:
         _allocated(gpus, queue, made[n], str(func))
     targets = [(n, memory_of(made[n])) for n in fresh] if gpus.numbers else []
-    library = gpus.libraries.use(queue, func.name().partition(".")[0]) if gpus.numbers else []
+    library = gpus.libraries.use(queue, func.name()) if gpus.libraries and gpus.numbers else []
     draws = torch.Tag.nondeterministic_seeded in func.tags
     drawn = gpus.draw(queue, generator) if draws else None
     shape = _shape_only(made[0]) if draws else None  # a tensor of the GPU would keep its memory
@@ -653,10 +655,7 @@ def _put_copy(
 
 def _between_gpus(gpus: Hardware, target: Any, source: Any) -> None:
     """Copy on the source's current stream, between which and the destination's stands a barrier both ways."""
-    one, other = (
-        gpus.current[block_of(source).queue.device],
-        gpus.current[block_of(target).queue.device],
-    )
+    one, other = (gpus.current[block_of(item).queue.device] for item in (source, target))
     if one.device == other.device:
         return _put_copy(gpus, one, "copy", target, source)
     for queue in (one, other):
@@ -672,9 +671,7 @@ def _from_host(gpus: Hardware, target: Any, source: torch.Tensor, non_blocking: 
     queue, pinned = gpus.current[block_of(target).queue.device], gpus.is_pinned(source)
     if not (pinned and non_blocking):
         gpus.forbid("a copy from pageable memory, or one that blocks", queue)
-    if (
-        not pinned
-    ):  # staged: the host may go on before the copy is done, and write over what it gave
+    if not pinned:  # staged: the host may go on before the copy is done, and write over it
         gpus.observer.called_on_host(aten.clone.default, (source,), {})
         source = source.clone() if gpus.numbers else source
     _put_copy(gpus, queue, "copy from the host", target, source, staged=not pinned)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from autosched.simulated_gpus.queues import Item, Queue
+
 
 @dataclass
 class Timing:
@@ -28,10 +30,19 @@ class Timing:
         share = min(1.0, self.busy[device] / self.ramp)
         return self.idle_rate + share * (self.busy_rate - self.idle_rate)
 
-    def issued(self) -> float:
+    def issued(self, cycles: int = 0, hidden: bool = False) -> float:
         """Let the host issue something; return when it has."""
-        self.host += self.issue
+        self.host += 0.0 if hidden else self.issue
         return self.host
+
+    def take(self, queue: Queue, item: Item) -> None:
+        """Move a queue's time to the end of an item."""
+        begin = max(queue.seconds, item.issued)
+        if item.work is not None and not item.hidden:
+            begin += self.work(queue.device, item.cycles)
+        elif item.what == "wait" and item.mark is not None:
+            begin = max(begin, item.mark.seconds)
+        queue.seconds = begin
 
     def work(self, device: int, cycles: int) -> float:
         """Let a device work; return for how long."""

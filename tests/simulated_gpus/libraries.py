@@ -68,6 +68,7 @@ class Libraries:
 
     def use(self, queue: Queue, kernel: str) -> list[Block]:
         """Prepare for a kernel of a library; queue its write to the workspace, which it will read."""
+        kernel = kernel.partition(".")[0]
         if kernel in DNN:
             self.handle("cudnn", queue.device)
         if kernel not in BLAS:
