@@ -13,14 +13,20 @@ is the same for all orders. This module knows neither torch nor machines.
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from autosched import ScheduleError
+from autosched._lib.files import write
+from autosched.viz.drawing import draw_pipeline
+from autosched.viz.pipeline import Box
 
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W")
@@ -140,6 +146,60 @@ class Order:
             for rank, row in enumerate(self.rows)
         )
 
+    def draw(self, path: str | os.PathLike[str], title: str | None = None) -> None:
+        """Draw the actions of each device in time, by suffix: .svg, .png or .pdf (extra ``viz``).
+
+        Boxes have the number of the micro-batch. The title says the bubble and the memory, unless
+        given. Raises ChartError for other suffixes, and OSError.
+        """
+        if title is None:
+            what = f"bubble {self.bubble():.1%}, at most {max(self.peak()):g} micro-batches"
+            title = f"{self.name}: {what}"
+        starts = self.starts()
+        count = len(self.rows)
+        rows = [
+            [
+                Box(
+                    starts[action], _seconds(self.table, action), action.kind, str(action.chunk),
+                    f"{action}: stage {action.stage}, micro-batch {action.chunk}",
+                    odd=bool(action.stage // count % 2),
+                )
+                for action in row
+            ]
+            for row in self.rows
+        ]  # fmt: skip
+        draw_pipeline(path, rows, title)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the CSV of ``torch.distributed.pipelining``: a line per device, computations alone.
+
+        Its schedules read that with ``_load_csv(path)``, and add the communication.
+        """
+        lines = [",".join(map(str, row)) for row in self.rows]
+        write(path, "\n".join([*lines, ""]))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        seconds: Seconds = (1.0, 1.0, 1.0),
+        copy: float = 0.0,
+    ) -> Order:
+        """Read the CSV of ``torch.distributed.pipelining``, with or without communication.
+
+        Communication is left out; of pairs of a forward and a backward the forward comes first.
+        ``seconds`` and ``copy`` are those of ``order``. Raises ScheduleError for text that is none,
+        and OSError.
+        """
+        lines = Path(path).read_text().splitlines()
+        rows = tuple(tuple(_read(line, path)) for line in lines if line.strip(", "))
+        stages = len({action.stage for row in rows for action in row})
+        if not rows or stages % len(rows):
+            raise ScheduleError(f"{str(path)!r} has {stages} stages for {len(rows)} devices")
+        table = table_of(seconds, len(rows), stages // len(rows))
+        return cls(Path(path).stem, rows, table, copy)
+
     def check_memory(self, memory: float | None) -> None:
         """Raise ScheduleError where a device holds more than ``memory``, in micro-batches."""
         most = max(self.peak())
@@ -193,6 +253,25 @@ class Order:
                     f"{missing[1]} of stage {missing[0]} and micro-batch {missing[2]}"
                 )
         return starts
+
+
+_CELL = re.compile(r"(\d+)(F|B|I|W|UNSHARD|RESHARD|REDUCE_GRAD|(?:SEND|RECV)_[FB])(\d*)")
+_PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def _read(line: str, path: str | os.PathLike[str]) -> Iterator[Action]:
+    """Yield the actions of a line of a CSV."""
+    for cell in line.split(","):
+        pair = _PAIR.fullmatch(cell.strip())
+        for word in filter(None, (pair[1] if pair else cell).strip().split(";")):
+            found = _CELL.fullmatch(word.strip())
+            if found is None or (found[2] in HELD and not found[3]):
+                raise ScheduleError(
+                    f"{str(path)!r} has {word!r}, which is no action such as 2F0: a stage, F, B, I or W, "
+                    f"and a micro-batch"
+                )
+            if found[2] in HELD:
+                yield Action(int(found[1]), found[2], int(found[3]))  # type: ignore[arg-type]
 
 
 def _parts(action: Action) -> tuple[Action, ...]:

@@ -10,6 +10,7 @@ module     draws                                         as
 =========  =============================================  =============
 gantt      what ran when, on which stream, and why then  SVG, text
 dag        what depends on what, and on which device     SVG, DOT
+pipeline   what each device of a pipeline does when      SVG
 charts     numbers                                       SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 drawing    any of these that are SVG                     PNG, PDF

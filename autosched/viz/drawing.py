@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from autosched.timeline.timeline import Timeline
 from autosched.viz.dag import graph_dot, graph_svg
 from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg, gantt_text
+from autosched.viz.pipeline import Box, pipeline_svg
 from autosched.viz.svg import escape
 
 
@@ -45,6 +46,11 @@ def draw_timeline(
         gantt_svg, timeline, title=title, measured=measured, phases=phases(graph), **options
     )
     _draw(path, {".svg": draw})
+
+
+def draw_pipeline(path: str | os.PathLike[str], rows: Sequence[Sequence[Box]], title: str) -> None:
+    """Write what each device of a pipeline does as .svg, .png or .pdf."""
+    _draw(path, {".svg": partial(pipeline_svg, rows, title)})
 
 
 def phases(graph: Graph | None) -> dict[str, str]:

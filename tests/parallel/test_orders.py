@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import types
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules
 
 import autosched as asc
 from autosched.parallel import Action, Order, order
@@ -295,6 +297,90 @@ def test_wrong_orders_are_rejected(rows, message):
     )
     with pytest.raises(asc.ScheduleError, match=message):
         Order("mine", made, ((1.0,) * 2,) * 3)
+
+
+# ---- torch.distributed.pipelining
+
+
+def torch_stages(devices: int, laps: int, rank: int = 0) -> list[Any]:
+    """Return what schedules of torch want to know of the stages of a rank."""
+    count = devices * laps
+    return [
+        types.SimpleNamespace(
+            num_stages=count, group_size=devices, group_rank=rank, group=None, stage_index=index,
+            is_first=index == 0, is_last=index == count - 1, submod=None, device="cpu",
+            stage_index_to_group_rank=None, has_backward=True,
+        )
+        for index in range(laps)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-v", "v-half", "dualpipe-v"])
+def test_torch_reads_orders_and_adds_communication_which_is_read_again(name, tmp_path):
+    made = order(name, 4, 8)
+    path = tmp_path / f"{name}.csv"
+    made.save(path)
+    assert path.read_text().splitlines()[0].startswith("0F0,0F1")
+    assert Order.load(path) == made
+    theirs = schedules._PipelineScheduleRuntime(torch_stages(4, len(made.devices) // 4), 8)
+    theirs._load_csv(str(path))
+    assert theirs.stage_index_to_group_rank == dict(enumerate(made.devices))
+    assert [[*map(str, row)] for row in theirs.pipeline_order.values()] == [
+        [*map(str, row)] for row in made.rows
+    ]
+    theirs._dump_csv(str(path), format="compute_comms")
+    assert "SEND_F" in path.read_text()
+    assert Order.load(path) == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "laps"),
+    [
+        ("ScheduleInterleaved1F1B", "interleaved", 2),
+        ("ScheduleInterleaved1F1B", "interleaved", 3),
+        ("ScheduleDualPipeV", "dualpipe-v", 2),
+        ("ScheduleZBVZeroBubble", "", 2),
+        ("ScheduleInterleavedZeroBubble", "", 2),
+        ("ScheduleLoopedBFS", "", 2),
+    ],
+)
+def test_schedules_of_torch_are_read(kind, name, laps, tmp_path):
+    theirs = getattr(schedules, kind)(torch_stages(4, laps), 8, loss_fn=len)
+    theirs._dump_csv(str(tmp_path / "theirs.csv"), format="compute_only")
+    found = Order.load(tmp_path / "theirs.csv", seconds=(1, 2, 3), copy=0.5)
+    assert (len(found.rows), found.chunks, len(found.devices)) == (4, 8, 4 * laps)
+    assert found.bubble() == pytest.approx(bubble_of(found, found.table, 0.5))
+    if name:
+        assert found.rows == order(name, 4, 8, stages=laps).rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0X0", "'0X0', which is no action such as 2F0"),
+        ("0F,0B0", "'0F', which is no action"),
+        ("", "has 0 stages for 0 devices"),
+        ("0F0,0B0\n1F0,1B0,2F0,2B0", "has 3 stages for 2 devices"),
+        ("0F0,0B0\n1F0", "stage 1 must have one F, and one B"),
+    ],
+)
+def test_what_is_no_order_is_not_read(text, message, tmp_path):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(asc.ScheduleError, match=message):
+        Order.load(tmp_path / "mine.csv")
+
+
+def test_an_order_is_drawn(tmp_path):
+    made = order("zb-v", 2, 3)
+    made.draw(tmp_path / "zb-v.svg")
+    svg = (tmp_path / "zb-v.svg").read_text()
+    assert "zb-v: bubble 0.0%, at most 2 micro-batches" in svg
+    assert svg.count("<title>") == 2 * 2 * 3 * 3
+    assert "1W2: stage 1, micro-batch 2" in svg
+    for text in ("F: forward", "I: gradient by the input", "every second stage of a device"):
+        assert text in svg
+    with pytest.raises(asc.errors.ChartError, match="must end in"):
+        made.draw(tmp_path / "zb-v.gif")
 
 
 # ---- the policy
