@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import sys
 import time
 import warnings
 from collections import Counter
@@ -52,7 +50,7 @@ from autosched.policies import Policy
 from autosched.problem import Problem
 from autosched.program.program import Program, Wait
 from autosched.scheduling.planning import schedule
-from autosched.scheduling.progress_bar import progress_bar
+from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
 F = TypeVar("F", bound=Graph | Schedule)
@@ -92,8 +90,8 @@ def fuse(
     the graph itself if none is faster; its tasks have the measured seconds. On a CPU of several
     streams, also fewer of them are tried; a schedule that is fused keeps the best number, and its
     machine has as many. Otherwise regions are
-    compiled when they are first called. ``progress`` shows how far compiling is as a bar on stderr;
-    by default in a terminal. ``compiler`` is a function that takes the place of Inductor:
+    compiled when they are first called. Unless ``progress`` is False, a line on stderr says how far
+    compiling is, if it takes seconds. ``compiler`` is a function that takes the place of Inductor:
     of a graph module, whose nodes are torch's operators, and of example tensors it returns a
     function of such tensors that returns all results, and writes what the graph writes, as backends
     of ``torch.compile`` do.
@@ -436,15 +434,14 @@ class _Fusion:
 
     @contextlib.contextmanager
     def _shown(self, chosen: Sequence[tuple[_Candidate, _Fused]]) -> Iterator[Callable[[], None]]:
-        """Yield a function that shows on stderr that one more region is compiled."""
-        if not (sys.stderr.isatty() if self.progress is None else self.progress):
+        """Yield a function that says on stderr that one more region is compiled."""
+        sizes = [len(r.composite.tasks) for _, made in chosen for r in _regions(made.graph)]
+        if self.progress not in (None, True):
             yield lambda: None
             return
-        total = sum(len(_regions(made.graph)) for _, made in chosen)
-        compiled = itertools.count(1)
-        with progress_bar(f"fusing {self.graph.name!r}") as show:
-            show(0.0)
-            yield lambda: show(min(next(compiled) / total, 1.0))
+        sooner = "with one stream" if len(chosen) > 1 else "if Inductor's cache is kept"
+        with counting(f"fusing {self.graph.name!r}", "regions", sizes, sooner) as done:
+            yield done
 
 
 def _regions(graph: Graph) -> list[Region]:

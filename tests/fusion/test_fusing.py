@@ -234,16 +234,15 @@ def test_a_region_that_computes_something_else_is_not_taken(
     assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
 
 
-def test_a_bar_says_how_far_compiling_is(
+def test_a_line_says_how_far_compiling_is(
     compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(0))
-    for progress in (False, None):  # this is no terminal
-        asc.fuse(chain(), CPU, examples=inputs(), progress=progress)
-        assert capsys.readouterr().err == ""
-    asc.fuse(chain(), CPU, examples=inputs(), progress=True)
-    shown = capsys.readouterr().err
-    assert all(f"fusing 'chain' [{'#' * n:30}]" in shown for n in (0, 15, 30))
+    asc.fuse(chain(), CPU, examples=inputs(), progress=False)
+    assert capsys.readouterr().err == ""
+    asc.fuse(chain(), CPU, examples=inputs())
+    line = "fusing 'chain': 0 of 2 regions, about 4 s; ends sooner if Inductor's cache is kept\n"
+    assert capsys.readouterr().err == line
 
 
 def test_objects_that_a_graph_holds_are_not_changed(compiled: Any) -> None:
