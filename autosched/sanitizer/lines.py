@@ -33,9 +33,8 @@ _MOST_FRAMES = 8  # in which names are searched
 
 
 def _is_ours(file: str) -> bool:
-    skipped = file.startswith((_TORCH, "<frozen")) or (
-        file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
-    )
+    wraps = file.startswith((_TORCH, "<frozen")) or file.endswith("typing_extensions.py")
+    skipped = wraps or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))
     return skipped or (file.startswith(_PACKAGE) and not file.endswith("demo.py"))
 
 
