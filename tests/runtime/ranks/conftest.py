@@ -1,12 +1,8 @@
 """A pool of processes for all tests of ranks, and processes for a test that ends some of them."""
 
-from multiprocessing import forkserver
-
 import pytest
 
 from tests.runtime.ranks.processes import Ranks
-
-forkserver.ensure_running()  # it imports torch while other tests run
 
 
 @pytest.fixture(scope="session")
