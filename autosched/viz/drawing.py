@@ -60,10 +60,9 @@ def phases(graph: Graph | None) -> dict[str, str]:
 
 def _draw(path: str | os.PathLike[str], writers: Mapping[str, Callable[[], str]]) -> None:
     suffix = Path(path).suffix
-    if suffix == ".png":
-        write(path, picture(writers[".svg"](), "png"))
-    elif suffix == ".pdf":
-        write(path, picture(writers[".svg"](), "pdf"))
+    kinds: Mapping[str, Literal["png", "pdf"]] = {".png": "png", ".pdf": "pdf"}
+    if suffix in kinds:
+        write(path, picture(writers[".svg"](), kinds[suffix]))
     elif suffix in writers:
         write(path, writers[suffix]())
     else:

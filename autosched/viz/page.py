@@ -25,7 +25,7 @@ from string import Template
 from typing import Any
 
 from autosched.graph.graph import Graph
-from autosched.graph.task import Origin, Task
+from autosched.graph.task import Origin
 from autosched.program.program import Copy, Program, Run
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.dag import graph_parts
@@ -152,7 +152,6 @@ def page_data(
             on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
-    ways = [f"{i.source} → {i.destination}" if isinstance(i, Copy) else "" for i in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
     used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
     return {
@@ -162,13 +161,15 @@ def page_data(
         "hosts": [row.host for row in rows],
         "name": [item.task if isinstance(item, Run) else item.value for item in items],
         "on": on,
-        **_words("way", ways),
+        "way": [f"{i.source} → {i.destination}" if isinstance(i, Copy) else "" for i in items],
         "free": [i for i, task in enumerate(tasks) if task is not None and task.view],
         "line": [b - a for a, b in itertools.pairwise([-len(program.inputs), *positions])],
         "needs": needs,
         "after": after,
-        **_origins(tasks),
-        **_words("call", [", ".join(task.operators) if task else "" for task in tasks]),
+        "source": [_source(task.origin) if task else "" for task in tasks],
+        "module": [task.origin.module if task else "" for task in tasks],
+        "phase": [task.origin.phase if task else "" for task in tasks],
+        "calls": [", ".join(task.operators) if task else "" for task in tasks],
         "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
         "limits": finite,
         "memory": {name: _memory(steps, tick) for name, steps in used.items()},
@@ -232,24 +233,10 @@ def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[l
     return needs, after
 
 
-def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
-    """Return source locations of tasks. Paths are cut to two parts, for privacy."""
-    origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
-    files = {origin.where[0] for origin in origins}
-    short = {file: "/".join(PurePath(file).parts[-2:]) for file in files}
-    return {
-        "row": [origin.where[1] for origin in origins],
-        **_words("file", [short[origin.where[0]] for origin in origins]),
-        **_words("module", [origin.module for origin in origins]),
-        **_words("phase", [origin.phase for origin in origins]),
-    }
-
-
-def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return a table of distinct words, the empty one first, and the index of each item's word."""
-    table = list(dict.fromkeys(["", *words]))
-    number = {word: i for i, word in enumerate(table)}
-    return {name: [number[word] for word in words], f"{name}s": table}
+def _source(origin: Origin) -> str:
+    """Return where a task was added. The path is cut to two parts, for privacy."""
+    path, row = origin.where
+    return f"{'/'.join(PurePath(path).parts[-2:])}:{row}" if row else ""
 
 
 def _times(

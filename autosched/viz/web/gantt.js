@@ -110,9 +110,8 @@ function reveal(items, closely = false) {
 
 function ticks() {
   const least = ((view.end - view.start) * data.click) / Math.max((view.wide - view.gutter) / 110, 2);
-  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * data.click;
+  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * data.click, [scale, unit] = unitOf(to);
   const step = [1, 2, 5, 10].map(digit => digit * power).find(s => s >= least * 0.999);
-  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => to >= s) ?? [1e-9, "ns"];
   const found = [];
   for (let i = Math.max(0, Math.ceil((view.start * data.click) / step)); i * step <= to; i++) {
     const at = x((i * step) / data.click), words = i ? `${Number(((i * step) / scale).toPrecision(9))} ${unit}` : "0";

@@ -7,7 +7,7 @@ const data = JSON.parse(await new Response(unpacked).text());
 const count = data.name.length;
 for (const view of data.views) view.members = view.members.map(group => data.groups[group]);  // of items
 const free = new Set(data.free);
-const isCopy = item => data.way[item] > 0;
+const isCopy = item => data.way[item] !== "";
 const device = item => data.streams[data.on[item][0]][0];
 const absolute = links => links.map((back, item) => back.map(far => item - far));
 let lines = 0;
@@ -77,28 +77,28 @@ const makespan = Math.max(...names.map(name => times[name].makespan), 1);
 const runOf = item => Math.floor(item / data.each), several = count > data.each;
 const ofRun = item => (runOf(item) ? ` of run ${runOf(item)}` : "");
 const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]) + ofRun(item);
-const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
-const module = item => data.modules[data.module[item]];
+const source = item => data.source[item];
+const module = item => data.module[item];
 // A name without the path of its module before it.
 function brief(item) {
   const path = `${module(item)}.`, name = data.name[item];
   return path.length > 1 && name.startsWith(path) ? name.slice(path.length) : name;
 }
-const calls = item => data.calls[data.call[item]];  // of a merged task
-const phase = item => data.phases[data.phase[item]];
-const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
+const calls = item => data.calls[item];  // of a merged task
+const phase = item => data.phase[item];
+const place = item => data.way[item] || device(item);
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
 
 // The classes of an item.
-const phased = data.phases.filter(Boolean).length > 1;
+const phased = new Set(data.phase.filter(Boolean)).size > 1;
 function kind(item) {
   if (isCopy(item)) return "copy";
   return phased && ["backward", "optimizer"].includes(phase(item)) ? `task ${phase(item)}` : "task";
 }
 
+const unitOf = seconds => [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
 function time(clicks, digits = 3) {
-  const seconds = clicks * data.click;
-  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
+  const seconds = clicks * data.click, [scale, unit] = unitOf(seconds);
   const value = Number((seconds / scale).toPrecision(digits));
   return value === 0 ? "0 us" : `${value.toLocaleString("en", { maximumSignificantDigits: 6 })} ${unit}`;
 }
