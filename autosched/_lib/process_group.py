@@ -63,8 +63,8 @@ _NEVER_SENT = 2**31 - 1  # a tag
 class ProcessGroup:
     """The place of this process among those of torch's default group.
 
-    ``gloo`` is torch's group of all. ``devices`` has two groups of NCCL, if GPUs exchange data
-    directly: what goes to higher ranks and what goes to lower ones do not wait for each other.
+    ``ways`` has two groups of gloo: what goes to lower ranks and what goes to higher ones do not
+    wait for each other. ``devices`` has the same for NCCL, if GPUs exchange data directly.
     """
 
     def __init__(self, store: Any, timeout: float):
@@ -75,7 +75,7 @@ class ProcessGroup:
         self.why: tuple[str, str] | None = None  # the kind of failure, and its text
         self.raised: BaseException | None = None  # the last error that all have raised
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # whose ``lost`` is called
-        self.gloo = _group("gloo", timeout)
+        self.ways = [_group("gloo", timeout) for _ in range(2)]
         self.devices: list[Any] = []
         self._watch = _group("gloo", timeout)
         self._guard = threading.RLock()
@@ -164,7 +164,7 @@ class ProcessGroup:
     def _all(self, data: bytes, what: str) -> list[bytes]:
         row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         found = [torch.empty_like(row) for _ in range(self.size)]
-        self.finish(self.gloo.allgather([found], [row]), what)
+        self.finish(self.ways[0].allgather([found], [row]), what)
         return [bytes(each.numpy()) for each in found]
 
     def broadcast(self, row: torch.Tensor, root: int, what: str) -> None:
@@ -175,7 +175,7 @@ class ProcessGroup:
         self.check()
         if self.rank != root:
             row.zero_()
-        self.finish(self.gloo.allreduce([row.view(torch.uint8)]), what)
+        self.finish(self.ways[0].allreduce([row.view(torch.uint8)]), what)
 
     def finish(self, work: Any, what: str) -> None:
         """Wait for a collective. Raises the cause where one of the ranks has failed."""
@@ -269,7 +269,7 @@ class ProcessGroup:
         self._is_closed = True
         for user in tuple(self.users):
             user.lost()
-        for group in (self.gloo, self._watch):
+        for group in (*self.ways, self._watch):
             _lose(group, self.rank, self.size)
         for group in self.devices:
             threading.Thread(target=_abort, args=(group,), daemon=True).start()

@@ -213,8 +213,9 @@ class _End:
         self.value = half.value
         self.device = device
         is_send = isinstance(half, Send)
-        direct = group.gloo if device is None else group.devices[is_send == (peer > group.rank)]
-        self._ways = [each.send if is_send else each.recv for each in (group.gloo, direct)]
+        goes_up = is_send == (peer > group.rank)
+        ways = group.ways[goes_up], (group.ways if device is None else group.devices)[goes_up]
+        self._ways = [each.send if is_send else each.recv for each in ways]
         self._tag = tag
         self._guard = threading.Lock()
 
