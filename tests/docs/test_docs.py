@@ -27,6 +27,7 @@ SLOW = (
     "compile_training",
     "memory",
     "parallel_training",
+    "pipeline_orders",
     "planning",
     "problems",
     "tutorial",
