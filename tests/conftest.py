@@ -134,6 +134,14 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def forgotten():
+    """Let a test begin and end with nothing that torch compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def no_thread_leaks():
     """Fail a test after which threads of ours are alive that were not there before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -67,6 +67,18 @@ def some(names: Iterable[Any], *quick: Any) -> list[Any]:
         else pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=pytest.mark.slow)
         for name in names
     ]
+
+
+def small() -> nn.Module:
+    """Return a network for ``vectors``."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of so many vectors, with their classes."""
+    torch.manual_seed(0)
+    return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
 
 
 def momentum(parameters: Any) -> optim.Optimizer:

@@ -206,22 +206,43 @@ def test_a_thing_may_be_each_of_what_a_function_returns(name, builder, capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
-        ("none.json", "none.json: no such file, and no function; a THING is package.module:function, file.py:function"),
-        ("no_such_package:graph", "there is no module 'no_such_package', neither installed nor in this folder"),
-        ("{builder}", "name a function in it, "),
-        ("{builder}:grahp", "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', "),
-        ("{builder}:needs", "is called without arguments, and it is needs(argument)"),
-        ("{builder}:answer", "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'"),
-    ],
-)  # fmt: skip
-def test_a_thing_that_is_not_there_is_told_in_a_line(thing, message, builder, capsys):
-    code, said, complaints = run(capsys, "show", thing.format(builder=builder))
+SAVED = "{plan} --graph {builder}:graph"
+THING = "a THING is package.module:function, file.py:function"
+REFUSED = [
+    ("show none.json", f"none.json: no such file, and no function; {THING}"),
+    ("show no_such_package:graph", "there is no module 'no_such_package', neither installed nor in this folder"),
+    ("show {builder}", "name a function in it, "),
+    ("show {builder}:grahp", "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', "),
+    ("show {builder}:needs", "is called without arguments, and it is needs(argument)"),
+    ("show {builder}:answer", "a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'"),
+    ("show {file} --graph {builder}:graph", "{file}: it misses key 'format'"),
+    (f"show {SAVED} --gpus 1", "the machine has no device 'cuda:1'; it has 'cpu', 'cuda:0'"),
+    (f"show {SAVED} --machine {{file}}", "{file}: not the JSON of a machine"),
+    (f"show {SAVED} --machine {{file}} --gpus 2", "--gpus or --link and --machine name different machines; give one"),
+    (f"show {SAVED} --local --gpus 2", "this machine has no accelerator"),
+    (f"show {SAVED} --policy heft --seconds 1", "seconds= is for the policies 'auto', 'search', 'exact'; 'heft' takes"),
+    (f"show {SAVED} --machine nowhere.json", "autosched: nowhere.json: No such file or directory"),
+    (f"show {SAVED} -o picture.bmp", "picture.bmp: no format has this suffix; known are "),
+    (f"show {SAVED} --what graph --format code", "--what graph cannot be shown as code; it can as text, svg, png, pdf"),
+    ("run {builder}:breaks --save profile.bmp", "profile.bmp: a profile is written as .json, .html, .svg\n"),
+    ("run {plan}", "{plan}: a saved schedule holds no functions; give the function that"),
+    ("run {builder}:graph", "{builder}:graph gives no inputs; let its function return (graph, {{name: tensor}})"),
+    ("run {builder}:example --graph x:y", "--graph goes with a saved schedule"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED)
+def test_what_cannot_be_is_told_in_a_line_before_anything_runs(
+    command, message, plan, builder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    file = tmp_path / "file.json"
+    file.write_text("{}")
+    names = {"plan": plan[0], "builder": builder, "file": file}
+    code, said, complaints = run(capsys, *command.format(**names).split())
     assert (code, said) == (2, "")
     assert complaints.startswith("autosched: ")
-    assert message in complaints
+    assert message.format(**names) in complaints
     assert complaints.count("\n") == 1
 
 
@@ -260,14 +281,6 @@ def test_a_users_file_beside_the_package_is_shown_too(capsys):
     assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_schedule_is_named(tmp_path, builder, capsys):
-    path = tmp_path / "plan.json"
-    path.write_text("{}")
-    code, _, complaints = run(capsys, "show", path, "--graph", f"{builder}:graph")
-    assert code == 2
-    assert complaints.startswith(f"autosched: {path}: it misses key 'format'")
-
-
 # ---- machine, policy and costs
 
 
@@ -288,37 +301,6 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
     )
     assert len(found["devices"]) == 5
     assert 2.0 < found["makespan"] < 2.1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--gpus", "1"], "the machine has no device 'cuda:1'; it has 'cpu', 'cuda:0'"),
-        (["--machine", "{file}"], "{file}: not the JSON of a machine"),
-        (
-            ["--machine", "{file}", "--gpus", "2"],
-            "--gpus or --link and --machine name different machines; give one of",
-        ),
-        (["--local", "--gpus", "2"], "this machine has no accelerator"),
-        (
-            ["--policy", "heft", "--seconds", "1"],
-            "seconds= is for the policies 'auto', 'search', 'exact'; 'heft' takes",
-        ),
-        (["--machine", "nowhere.json"], "autosched: nowhere.json: No such file or directory"),
-    ],
-)
-def test_options_that_cannot_be_are_told_in_a_line(
-    options, message, plan, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    file = tmp_path / "file.json"
-    file.write_text("{")
-    code, _, complaints = run(
-        capsys, "show", plan, "--what", "summary", *(option.format(file=file) for option in options)
-    )
-    assert code == 2
-    assert message.format(file=file) in complaints
-    assert complaints.count("\n") == 1
 
 
 def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
@@ -405,28 +387,6 @@ def test_a_profile_is_written_beside_the_prediction(suffix, builder, tmp_path, c
     assert all(word in path.read_text() for word in ("predicted", "measured"))
 
 
-def test_a_profile_that_no_format_has_is_refused_before_anything_runs(builder, capsys):
-    code, said, complaints = run(capsys, "run", f"{builder}:breaks", "--save", "profile.bmp")
-    assert (code, said) == (2, "")
-    assert complaints == "autosched: profile.bmp: a profile is written as .json, .html, .svg\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["-o", "picture.bmp"], "picture.bmp: no format has this suffix; known are "),
-        (
-            ["--what", "graph", "--format", "code"],
-            "--what graph cannot be shown as code; it can as text, svg, png, pdf, dot",
-        ),
-    ],
-)
-def test_a_picture_that_cannot_be_is_told_in_a_line(options, message, plan, capsys):
-    code, said, complaints = run(capsys, "show", plan, *options)
-    assert (code, said) == (2, "")
-    assert complaints.startswith(f"autosched: {message}")
-
-
 def test_bytes_go_to_no_terminal(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="stdout is a terminal; give -o FILE"):
@@ -470,8 +430,10 @@ def test_a_schedule_and_a_task_are_explained(plan, builder, capsys):
 # ---- run and measure
 
 
-def test_a_run_is_held_to_the_serial_run(builder, capsys):
-    code, said, complaints = run(capsys, "run", f"{builder}:example")
+@pytest.mark.parametrize("thing", ["{builder}:example", "{plan} --graph {builder}:example"])
+def test_a_run_is_held_to_the_serial_run(thing, plan, builder, capsys):
+    given = thing.format(plan=plan[0], builder=builder).split()
+    code, said, complaints = run(capsys, "run", *given)
     assert (code, complaints) == (0, "")
     assert said == (
         "ran two layers on cpu, cuda:0, cuda:1 (emulated machine): equal to the serial run, bit for bit\n"
@@ -496,32 +458,6 @@ def test_a_run_that_differs_from_the_serial_run_says_how_and_exits_with_1(builde
     assert re.match(
         r"autosched: not equal to the serial run: .*'count'.* differs in 1 of 1 numbers", complaints
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "{plan}"], "{plan}: a saved schedule holds no functions; give the function that"),
-        (
-            ["run", "{builder}:graph"],
-            "{builder}:graph gives no inputs; let its function return (graph, {{name: tensor}})",
-        ),
-        (["run", "{builder}:example", "--graph", "x:y"], "--graph goes with a saved schedule"),
-    ],
-)
-def test_a_run_that_cannot_be_is_told_in_a_line(arguments, message, plan, builder, capsys):
-    code, said, complaints = run(
-        capsys, *(text.format(plan=plan[0], builder=builder) for text in arguments)
-    )
-    assert (code, said) == (2, "")
-    assert complaints.startswith("autosched: " + message.format(plan=plan[0], builder=builder))
-    assert complaints.count("\n") == 1
-
-
-def test_a_saved_schedule_runs_with_the_functions_of_its_graph(plan, builder, capsys):
-    code, said, _ = run(capsys, "run", plan, "--graph", f"{builder}:example")
-    assert code == 0
-    assert "equal to the serial run, bit for bit" in said
 
 
 def test_what_is_measured_is_what_other_commands_take(builder, tmp_path, capsys, monkeypatch):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -134,8 +135,18 @@ def slow_update(on: str | None = "cpu") -> asc.Schedule:
             lambda: slow_update(None),
         ),
         (unpinned, "pin", ["'x'"], lambda: unpinned(pageable=False)),
-        (tiny, "launch", ["40 tasks", "6 us", "'scale0'"], lambda: tiny(seconds=1e-6)),
-        (host_read, "host read", ["'item'", "'loss'", "cuda:0", "test_explain.py:"], None),
+        (
+            tiny,
+            "launch",
+            ["40 tasks", "6 us", "'scale0'", "replay=True"],
+            lambda: tiny(seconds=1e-6),
+        ),
+        (
+            host_read,
+            "host read",
+            ["'item'", "'loss'", "cuda:0", "test_explain.py:"],
+            lambda: host_read(copies=False),
+        ),
         (on_one_device, "idle bound", ["cuda:1", "bound to cuda:0"], lambda: on_one_device(None)),
         (weights_at_home, "keep", ["'w'", "cuda:0"], lambda: weights_at_home("cuda:0")),
         (two_for_nothing, "fewer bound", ["two devices give nothing", "copies take longer"], None),
@@ -179,27 +190,13 @@ def test_where_nothing_is_wrong_nothing_is_advised(sound: Callable[[], asc.Sched
 
 
 def test_of_what_takes_no_time_nothing_is_explained():
-    words = str(asc.schedule(asc.Graph("empty"), ONE).explain())
+    found = asc.schedule(asc.Graph("empty"), ONE).explain()
     assert (
-        words
+        str(found)
         == "empty: 0 us predicted, 0 tasks on no device\n\nIt takes no time, so there is nothing to explain."
     )
-
-
-def test_many_devices_that_wait_alike_share_lines():
-    graph = asc.Graph("exchange")
-    values = list(graph.inputs(*[f"u{i}" for i in range(24)]))
-    for step in range(3):
-        values = [
-            graph.add(call, value, values[i - 1], name=f"s{step}.{i}", on=f"cuda:{i}", seconds=1e-3)
-            for i, value in enumerate(values)
-        ]
-    graph.output(**{f"out{i}": value for i, value in enumerate(values)})
-    machine, costs = asc.Machine.emulated(gpus=24), asc.Costs(default_nbytes=1e4)
-    text = str(asc.schedule(graph, machine, policy="heft", costs=costs).explain())
-    lines = [line for line in text.splitlines() if line.startswith("cuda:")]
-    assert 1 <= len(lines) < 9
-    assert any(" to " in line.partition("idle")[0] for line in lines)
+    assert repr(found) == "<Explanation of 'empty': 0 s predicted, 0 suggestions>"
+    assert found._repr_mimebundle_() == {"text/plain": str(found)}
 
 
 def test_a_better_policy_is_named():
@@ -215,6 +212,16 @@ def test_a_device_that_would_not_help_is_a_note():
     assert note.startswith(
         "two devices give nothing here: copies take longer than the compute they save"
     )
+
+
+def test_a_split_that_is_far_slower_is_told_of_in_times():
+    graph, seconds = asc.Graph(), {"cuda:0": 1e-4, "cuda:1": 1e-4}
+    value = graph.add(call, name="first", seconds=seconds, nbytes=25e6)
+    for i in range(2):
+        value = graph.add(call, value, name=f"next{i}", seconds=seconds, nbytes=25e6)
+    graph.output(y=value)
+    (note,) = asc.schedule(graph, TWO).explain().notes
+    assert re.search(r"\(cuda:0 and cuda:1 take \d times as long\)$", note)
 
 
 def fork() -> asc.Graph:

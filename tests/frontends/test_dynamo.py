@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,17 +23,11 @@ from autosched.testing import scattered
 from tests.models import KINDS
 from tests.serial import some
 
+pytestmark = pytest.mark.usefixtures("forgotten")
+
 Compile = Callable[..., Any]  # torch.compile with a backend
 
 SCATTERED = {"machine": asc.Machine.emulated(gpus=2), "policy": scattered(0), "backend": "virtual"}
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Let every test begin and end with nothing compiled."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,16 +14,10 @@ from torch import Tensor, nn, optim
 import autosched as asc
 from tests.frontends.steps import assert_same
 
+pytestmark = pytest.mark.usefixtures("forgotten")
+
 HERE = asc.Machine([asc.Device("cpu")])
 TWO = asc.Machine.emulated(gpus=2)
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Let every test begin and end with nothing that torch compiled."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import autosched as asc
 from autosched import TorchBackend
 from tests.serial import some
+
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 transformers = pytest.importorskip("transformers", reason="extra [hf]")
 
@@ -65,14 +67,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor
     "vit": (vit, lambda: pictures(8)),
     "resnet": (resnet, lambda: pictures(32)),
 }
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Let every test begin and end with nothing compiled."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def assert_trains_as_eagerly(

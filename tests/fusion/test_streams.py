@@ -13,6 +13,7 @@ from torch.nn import functional
 import autosched as asc
 from autosched.fusion.fusing import Region
 from tests.fusion.test_compilers import itself
+from tests.serial import some
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,7 @@ def test_a_schedule_that_was_timed_can_be_called() -> None:
         assert made(**graph.examples).keys() == graph.run_serial(**graph.examples).keys()
 
 
-@pytest.mark.parametrize("fastest", [1, 4], indirect=True)
+@pytest.mark.parametrize("fastest", some([1, 4], 4), indirect=True)
 @torch.no_grad()
 def test_the_number_of_streams_that_is_measured_to_be_best_is_used(fastest: int) -> None:
     machine = asc.Machine.local(gpus=0, cpu_streams="auto")

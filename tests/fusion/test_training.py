@@ -237,7 +237,6 @@ EXCLUSIVE = {
 
 
 SAMPLE = [
-    Combination("SGD", "mlp"),
     Combination("Adam", "embedding", options=(("foreach", 0),)),
     Combination("AdamW", "mlp", "bfloat16", "cycle"),
     Combination("RMSprop", "mlp", groups="two", options=(("weight_decay", 0), ("centered", 0))),

@@ -22,19 +22,10 @@ from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import copy_in_host_memory
 from autosched.runtime.backends.virtual import Virtual
 from autosched.testing.comparing import difference
+from tests.sample_policies import placed
 
 MACHINE = asc.Machine.emulated(gpus=2)
 SPARSE = torch.eye(3).to_sparse()
-
-
-def placed(**device: str) -> Callable[..., asc.Placement]:
-    """Return the policy that puts tasks where the keywords say, and all others on the CPU."""
-
-    def policy(problem: asc.Problem) -> asc.Placement:
-        names = tuple(task.name for task in problem.graph.tasks)
-        return asc.Placement({name: device.get(name, "cpu") for name in names}, names)
-
-    return policy
 
 
 def run(

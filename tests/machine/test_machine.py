@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -50,10 +51,6 @@ def test_given_rates_replace_those_of_the_link():
     assert machine.links == (Link("cpu", "cuda:0", 1e6, 0.5, 5e5),)
     assert Machine.emulated(gpus=1, latency=0).links[0].bytes_per_second == LINKS["pcie4"][0]
     assert (machine.contention, machine.device("cpu").streams) == (False, 3)
-
-
-def test_a_machine_may_have_no_gpu():
-    assert Machine.emulated(gpus=0).names == ("cpu",)
 
 
 def test_the_local_machine_has_what_torch_sees():
@@ -165,15 +162,9 @@ def test_a_link_works_both_ways_and_nothing_else_does():
     assert machine.link("b", "a") is machine.link("a", "b")
     assert machine.copy_seconds("b", "a", 1e9) == machine.copy_seconds("a", "b", 1e9) == 1 + 1e-5
     assert machine.link("a", "c") is None
+    assert Machine([A, B], [Link("a", "b", math.inf)]).copy_seconds("a", "b", 1e30) == 0
     assert machine.copy_seconds("a", "c", 1) == math.inf
     assert machine.copy_seconds("c", "c", 1e9) == 0
-
-
-def test_a_free_link_costs_nothing():
-    assert (
-        Machine([Device("a"), Device("b")], [Link("a", "b", math.inf)]).copy_seconds("a", "b", 1e30)
-        == 0
-    )
 
 
 def test_the_host_is_the_first_cpu_or_the_first_device():
@@ -322,39 +313,6 @@ def test_any_json_gives_a_machine_or_our_error(plain):
 # ---- errors
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "a@b", None, -1, 1.5, True])
-def test_a_device_named_as_none_can_be(name):
-    with refused(f"a device is named as in torch, 'cpu' or 'cuda:0', got {name!r}"):
-        Device(name)
-
-
-@pytest.mark.parametrize("flag", ["contention", "imagined"])
-def test_flags_that_are_neither_true_nor_false(flag):
-    with refused(f"{flag} must be True or False, got 'no'"):
-        Machine([Device("cpu")], **{flag: "no"})
-
-
-@pytest.mark.parametrize("physical", ["", "cuda 0", -1])
-def test_a_torch_device_that_can_be_none(physical):
-    with refused(f"physical of device 'cuda:0' must be as 'cuda:0' or None, got {physical!r}"):
-        Device("cuda:0", physical=physical)
-
-
-@pytest.mark.parametrize(
-    ("name", "streams", "most"),
-    [
-        ("cpu", 0, 1024),
-        ("cpu", 1025, 1024),
-        ("cuda:0", 25, 24),
-        ("cuda:0", 1.5, 24),
-        ("cpu", True, 1024),
-    ],
-)
-def test_streams_that_cannot_be(name, streams, most):
-    with refused(f"device {name!r} has {streams!r} streams; 1 to {most} are possible"):
-        Device(name, streams)
-
-
 @pytest.mark.parametrize("field", ["flops_per_second", "bytes_per_second", "nbytes"])
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, "fast", None, True, 10**400])
 def test_rates_that_are_not_above_zero(field, value):
@@ -369,6 +327,8 @@ def test_times_that_are_negative_or_endless(value):
         Device("cpu", launch_seconds=value)
     with refused("latency of Link(source='a'", "must be a number, 0 or more"):
         Link("a", "b", 1.0, latency=value)
+    with refused("bytes_per_second of Link(source='a'", "must be a number above 0"):
+        Link("a", "b", 0)
 
 
 def test_devices_are_named_as_torch_names_them():
@@ -385,6 +345,40 @@ def test_devices_are_named_as_torch_names_them():
         machine.device(7)
 
 
+STREAMS = [
+    ("cpu", 0, 1024),
+    ("cpu", 1025, 1024),
+    ("cuda:0", 25, 24),
+    ("cuda:0", 1.5, 24),
+    ("cpu", True, 1024),
+]
+WORDS = [  # what is given, and what is said of it
+    *(
+        (partial(Device, name), f"a device is named as in torch, 'cpu' or 'cuda:0', got {name!r}")
+        for name in ["", "a b", "a/b", "a@b", None, -1, 1.5, True]
+    ),
+    *(
+        (partial(Device, name, number), f"device {name!r} has {number!r} streams; 1 to {most} are possible")
+        for name, number, most in STREAMS
+    ),
+    *(
+        (partial(Device, "cuda:0", physical=p), f"physical of device 'cuda:0' must be as 'cuda:0' or None, got {p!r}")
+        for p in ["", "cuda 0", -1]
+    ),
+    *(
+        (partial(Machine, [Device("cpu")], **{flag: "no"}), f"{flag} must be True or False, got 'no'")
+        for flag in ("contention", "imagined")
+    ),
+    *(
+        (partial(make, gpus=gpus), f"gpus must be a whole number, 0 or more, got {gpus!r}")
+        for make in (Machine.emulated, Machine.local)
+        for gpus in [-1, 1.0, True, "2"]
+    ),
+    *(
+        (partial(Machine.emulated().slower, factor), f"a machine can be slower by a number above 0, got {factor!r}")
+        for factor in [0, -2.0, math.nan, math.inf, "twice"]
+    ),
+]  # fmt: skip
 A, B, C = map(Device, "abc")
 TWICE = "devices 'a' and 'b' have two links; one works both ways"
 LINK_NAMES = "'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"
@@ -394,6 +388,7 @@ HAS = "it has 'cpu', 'cuda:0', 'cuda:1'"
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        *WORDS,
         (lambda: Machine([A, "cuda:0"]), "a machine's devices must be Device, got 'cuda:0'"),
         (lambda: Machine([A, B], [("a", "b")]), "a machine's links must be Link, got ('a', 'b')"),
         (lambda: Machine(A), f"devices of a machine must be a list, got {A!r}"),
@@ -417,24 +412,6 @@ HAS = "it has 'cpu', 'cuda:0', 'cuda:1'"
 def test_machines_devices_and_links_that_cannot_be(make, message):
     with refused(message):
         make()
-
-
-def test_a_link_without_a_rate():
-    with refused("bytes_per_second of Link(source='a'", "must be a number above 0"):
-        Link("a", "b", 0)
-
-
-@pytest.mark.parametrize("gpus", [-1, 1.0, True, "2"])
-def test_a_number_of_gpus_that_is_none(gpus):
-    for make in (Machine.emulated, Machine.local):
-        with refused(f"gpus must be a whole number, 0 or more, got {gpus!r}"):
-            make(gpus=gpus)
-
-
-@pytest.mark.parametrize("factor", [0, -2.0, math.nan, math.inf, "twice"])
-def test_a_factor_that_is_none(factor):
-    with refused(f"a machine can be slower by a number above 0, got {factor!r}"):
-        Machine.emulated().slower(factor)
 
 
 def test_an_index_is_that_of_an_accelerator_of_the_type_that_is_there(monkeypatch):

@@ -28,6 +28,7 @@ from autosched.measurement import (
 from autosched.measurement.machines import fitted
 from autosched.measurement.stopwatch import EventWatch, Reading, Stopwatch
 from autosched.measurement.tasks import objection, run_serially, signature_of
+from tests.sample_policies import placed
 from tests.simulated_gpus.timing import Timing
 
 HERE = asc.Machine.local(gpus=0)
@@ -632,9 +633,7 @@ def test_a_gpu_s_products_take_what_they_take_in_a_row() -> None:
         torch.accelerator.synchronize()
     costs = asc.measure_costs(products(8), machine, {"x": x}, replay=True)
     graph = products(8)
-    with asc.schedule(
-        graph, machine, inputs=name, costs=costs, policy=lambda *_: placed(graph, name)
-    ) as schedule:
+    with asc.schedule(graph, machine, inputs=name, costs=costs, policy=placed(name)) as schedule:
         times = []
         for _ in range(12):
             begun = time.perf_counter()
@@ -642,8 +641,3 @@ def test_a_gpu_s_products_take_what_they_take_in_a_row() -> None:
             torch.accelerator.synchronize()
             times.append(time.perf_counter() - begun)
     assert 0.8 < schedule.makespan / statistics.median(times[3:]) < 1.25
-
-
-def placed(graph: asc.Graph, device: str) -> asc.Placement:
-    names = tuple(task.name for task in graph.tasks)
-    return asc.Placement(dict.fromkeys(names, device), names)

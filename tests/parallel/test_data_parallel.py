@@ -30,7 +30,9 @@ from tests.serial import (
     data_parallel,
     momentum,
     pipeline,
+    small,
     some,
+    vectors,
 )
 
 PAIR = asc.Machine.emulated(gpus=2)
@@ -39,16 +41,6 @@ PAIR = asc.Machine.emulated(gpus=2)
 def batches(kind: str, count: int = 3, seed: int = 0) -> Iterator[tuple[Any, ...]]:
     torch.manual_seed(seed)
     return iter([KINDS[kind].batch() for _ in range(count)])
-
-
-def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
-    torch.manual_seed(0)
-    return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
 # ---- equal to the shares one after another

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,14 +28,10 @@ from tests.serial import (
     momentum,
     pipeline,
     some,
+    vectors,
 )
 
 PAIR = asc.Machine.emulated(gpus=2)
-
-
-def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
-    torch.manual_seed(0)
-    return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
 
 
 # ---- equal to micro-batches one after another

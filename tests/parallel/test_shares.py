@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
 from autosched.machine.device import slower
-from tests.serial import Rows, assert_trains_as_serially, data_parallel, momentum
+from tests.serial import Rows, assert_trains_as_serially, data_parallel, momentum, small, vectors
 
 
 def unequal(*speeds: float, nbytes: Any = None) -> asc.Machine:
@@ -24,16 +23,6 @@ def unequal(*speeds: float, nbytes: Any = None) -> asc.Machine:
     if nbytes is not None:
         gpus = [replace(gpu, nbytes=limit) for gpu, limit in zip(gpus, nbytes, strict=True)]
     return replace(machine, devices=(cpu, *gpus))
-
-
-def vectors(*sizes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    torch.manual_seed(0)
-    return iter([(torch.randn(size, 8), torch.randint(0, 4, (size,))) for size in sizes])
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
 def planned(machine: asc.Machine, rows: int = 4096, **options: Any) -> tuple[asc.Schedule, Any]:

@@ -20,6 +20,7 @@ from autosched.placement import Placement, check
 from autosched.policies import POLICIES, heft, round_robin, single, single_on
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import upward_ranks
+from autosched.policies.heft import by_rank
 from autosched.problem import Problem
 from autosched.scheduling.planning import schedule
 
@@ -143,6 +144,22 @@ def test_heft_plans_the_schedule_of_the_paper():
     assert " ".join(shown) == "p3@0 p1@27 p3@9 p2@18 p3@28 p2@26 p3@38 p1@57 p2@56 p2@73"
 
 
+EXAMPLES = {
+    "Topcuoglu": TOPCUOGLU,
+    "Arabnejad": ARABNEJAD,
+    "Sample": SAMPLE,
+    "YCLee": YC_LEE,
+    "Kuan": example(*KUAN),
+}
+MAKESPANS = [80, 133, 84, 88, 30]  # of HEFT; the first two are published
+TIMED = {name: POLICIES[name] for name in ("heft", "portfolio")}
+
+
+def test_schedules_of_published_examples_take_as_long_as_published():
+    made = [schedule(graph, processors(3), policy="heft") for graph in EXAMPLES.values()]
+    assert [plan.makespan for plan in made] == MAKESPANS
+
+
 # ---- heft
 
 
@@ -264,6 +281,24 @@ def test_heft_looks_into_so_many_gaps_and_then_behind_all(small_gaps, found):
     order = heft(asc.Problem(graph, processors(3), COSTS)).order
     assert order.index(f"step{small_gaps - 1}") < order.index("late")
     assert (order.index("late") < order.index(f"step{small_gaps}")) is found
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_copies_are_planned_where_they_stand_in_line(name):
+    graph, real = fork(6, nbytes=3), processors(3, contention=True)
+    blind, aware = (
+        TIMED[name](asc.Problem(graph, machine, COSTS)) for machine in (processors(3), real)
+    )
+    assert makespan(graph, real, aware) < makespan(graph, real, blind)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_all_streams_of_a_device_are_used(name):
+    graph = Graph()
+    for task in "abc":
+        graph.add(int, name=task, seconds={"cpu": 2, "cuda:0": 5})
+    machine = Machine([Device("cpu", streams=2), Device("cuda:0")], Machine.emulated(gpus=1).links)
+    assert makespan(graph, machine, TIMED[name](asc.Problem(graph, machine, COSTS))) <= 5
 
 
 # ---- single and round robin
@@ -530,6 +565,16 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
             )
             device = {task.name: picked[task.index] for task in graph.tasks}
             assert not together or breaks_a_rule(graph, machine, device), f"{device} is possible"
+
+
+@given(case=cases())
+def test_heft_on_kernels_places_as_heft_on_plans(case):
+    try:
+        problem = Problem(*case, COSTS)
+        expected = by_rank(problem, Possible(problem))
+    except ScheduleError:
+        return
+    assert heft(Problem(*case, COSTS)).device == expected.device
 
 
 # ---- policies of one's own

@@ -183,17 +183,6 @@ def test_close_ends_the_threads_and_may_be_called_twice(backend):
         schedule.profile(x=1)
 
 
-def test_a_schedule_that_never_ran_can_be_closed():
-    placed(chain(plus)).close()
-    assert not our_threads()
-
-
-def test_leaving_the_context_closes_also_after_an_error():
-    with pytest.raises(asc.TaskError), placed(chain(fail)) as schedule:
-        schedule(x=1)
-    assert not our_threads()
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_letting_go_of_a_schedule_ends_its_threads(fails):
     schedule = placed(chain(fail if fails else plus))
@@ -231,19 +220,18 @@ def test_a_failing_task_is_named_with_its_device_arguments_and_line(backend):
         )
 
 
-def test_arguments_that_are_no_tensors_are_shown_cut_short():
-    with (
-        placed(chain(fail)) as schedule,
-        pytest.raises(asc.TaskError, match=r"arguments: 'a{56}\.\.\."),
-    ):
-        schedule(x="a" * 99)
-
-
-def test_a_task_without_arguments_says_so():
+def test_arguments_that_are_no_tensors_are_shown_cut_short_and_none_are_said_to_be_none():
     graph = asc.Graph()
     graph.add(fail)
-    with placed(graph) as schedule, pytest.raises(asc.TaskError, match="arguments: none"):
-        schedule()
+    for given, inputs, shown in (
+        (chain(fail), {"x": "a" * 99}, r"'a{56}\.\.\."),
+        (graph, {}, "none"),
+    ):
+        with (
+            placed(given) as schedule,
+            pytest.raises(asc.TaskError, match=f"arguments: {shown}"),
+        ):
+            schedule(**inputs)
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated"])

@@ -17,6 +17,7 @@ import autosched as asc
 from autosched._lib.copying import clone
 from autosched.scheduling import kept_state
 from autosched.simulated_gpus import playing
+from tests.sample_policies import placed
 
 MACHINE = asc.Machine.emulated(gpus=1)
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -50,9 +51,7 @@ def moves() -> Iterator[Moves]:
         yield found
 
 
-def on_gpu(problem: asc.Problem) -> asc.Placement:
-    names = tuple(task.name for task in problem.graph.tasks)
-    return asc.Placement(dict.fromkeys(names, "cuda:0"), names)
+on_gpu = placed("cuda:0")
 
 
 def net() -> nn.Sequential:

@@ -13,6 +13,7 @@ import torch
 import autosched as asc
 from autosched.policies import POLICIES
 from autosched.scheduling import planning
+from tests.sample_policies import placed
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)
 ONE_EACH = {"cuda:0": 1.0, "cuda:1": 1.0}
@@ -26,14 +27,6 @@ def fork(machine_seconds=1.0, nbytes=None):
     b = graph.add(torch.cos, x, name="b", seconds=machine_seconds, nbytes=nbytes)
     graph.output(both=graph.add(torch.add, a, b, name="both", seconds=0.0))
     return graph
-
-
-def everything_on(device):
-    def policy(problem):
-        names = tuple(task.name for task in problem.graph.tasks)
-        return asc.Placement(dict.fromkeys(names, device), names)
-
-    return policy
 
 
 # ---- planning
@@ -61,7 +54,7 @@ def test_inputs_and_outputs_are_where_they_are_said_to_be():
     schedule = asc.schedule(
         fork(),
         TWO_GPUS,
-        policy=everything_on("cuda:0"),
+        policy=placed("cuda:0"),
         inputs={"x": "cuda:0"},
         outputs={"both": "cuda:1"},
     )
@@ -77,7 +70,7 @@ def test_a_policy_is_given_the_problem():
 
     def policy(problem):
         seen.append(problem)
-        return everything_on("cpu")(problem)
+        return placed("cpu")(problem)
 
     schedule = asc.schedule(graph, TWO_GPUS, policy=policy, costs=costs, outputs="cuda:1")
     (given,) = seen
@@ -120,7 +113,7 @@ def test_makespan_serial_seconds_bound_and_gap():
     schedule = asc.schedule(
         graph,
         machine,
-        policy=everything_on("cuda:0"),
+        policy=placed("cuda:0"),
         costs=asc.Costs.table({}, nbytes={"x": 0.5e9}),
     )
     assert schedule.makespan == schedule.simulate().makespan == 0.51 + 4
@@ -135,7 +128,7 @@ def test_an_empty_graph_has_an_empty_schedule():
 
 
 def test_it_prints_as_its_program_and_is_shown_with_its_size():
-    schedule = asc.schedule(fork(), TWO_GPUS, policy=everything_on("cpu"))
+    schedule = asc.schedule(fork(), TWO_GPUS, policy=placed("cpu"))
     assert str(schedule) == str(schedule.program)
     assert (
         repr(schedule)
@@ -150,13 +143,12 @@ def test_examples_give_estimated_costs():
     graph.output(z=x @ y)
     example = torch.empty(1000, 1000, device="meta")
     schedule = asc.schedule(
-        graph, TWO_GPUS, policy=everything_on("cpu"), examples={"x": example, "y": example}
+        graph, TWO_GPUS, policy=placed("cpu"), examples={"x": example, "y": example}
     )
     assert schedule.makespan == pytest.approx(0.04, rel=0.01)
     assert schedule.costs.value_nbytes(schedule.graph.value("x")) == 4e6
     assert (
-        asc.schedule(graph, TWO_GPUS, policy=everything_on("cpu")).makespan
-        == asc.Costs().default_seconds
+        asc.schedule(graph, TWO_GPUS, policy=placed("cpu")).makespan == asc.Costs().default_seconds
     )
 
 
@@ -178,7 +170,7 @@ def test_examples_give_estimated_costs():
         ),
         ({"policy": lambda *_: {"a": "cpu"}}, asc.ScheduleError, r"must return a Placement, got \{'a': 'cpu'\}"),
         ({"policy": lambda *_: asc.Placement({}, ())}, asc.ScheduleError, "orders 0 tasks, the graph has 3"),
-        ({"policy": everything_on("cuda:7")}, asc.MachineError, "the machine has no device 'cuda:7'"),
+        ({"policy": placed("cuda:7")}, asc.MachineError, "the machine has no device 'cuda:7'"),
         (
             {"costs": asc.Costs.table({"z": 1})},
             asc.ScheduleError,

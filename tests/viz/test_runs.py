@@ -43,12 +43,6 @@ def test_the_period_is_marked_in_a_chart(loop, timeline):
     assert "6 runs in 32 s, period 4 s" in svg
 
 
-def test_a_single_run_has_neither(loop):
-    svg = gantt_svg(loop.simulate())
-    assert "odd" not in svg.split("</style>")[1]
-    assert 'class="period"' not in svg
-
-
 def test_text_has_two_shades_and_the_period(timeline):
     lines = gantt_text(timeline, 100).splitlines()
     assert "a████" in lines[0]

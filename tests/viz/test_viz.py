@@ -274,11 +274,6 @@ def test_labels_of_numbered_tasks_keep_their_numbers():
     assert len(labels) == len(set(labels)) == 50
 
 
-def test_an_empty_timeline_is_drawn():
-    assert "makespan 0 us" in texts(gantt_svg(Timeline(())))
-    assert gantt_text(Timeline(())).splitlines()[-1] == "makespan 0 us"
-
-
 anything = st.text(max_size=12)
 
 

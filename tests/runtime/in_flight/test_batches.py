@@ -86,22 +86,19 @@ def test_no_more_is_fetched_than_may_be_in_flight():
     assert len(taken) < 10
 
 
-def test_what_the_iterable_raises_comes_after_the_results():
-    with scheduled(two_stages(torch.neg, torch.exp)) as schedule:
+@pytest.mark.parametrize("by", ["the iterable", "a run"])
+def test_what_is_raised_comes_after_the_results(by):
+    first, error, said, batches = raising(4), asc.TaskError, "no 4", fetched(50, [])
+    if by == "the iterable":
+        first, error, said = torch.neg, ZeroDivisionError, "mine"
+        batches = fetched(4, [], ZeroDivisionError("mine"))
+    with scheduled(two_stages(first, torch.exp)) as schedule:
         found = []
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            found.extend(schedule.map(fetched(5, [], ZeroDivisionError("mine"))))
-        assert len(found) == 5
-        assert len([*schedule.map(fetched(2, []))]) == 2
-
-
-def test_what_a_run_raises_comes_after_the_results():
-    with scheduled(two_stages(raising(4), torch.neg)) as schedule:
-        found = []
-        with pytest.raises(asc.TaskError, match="no 4"):
-            found.extend(schedule.map(fetched(50, [])))
+        with pytest.raises(error, match=said):
+            found.extend(schedule.map(batches))
         assert len(found) == 4
         schedule.wait()
+        assert len([*schedule.map(fetched(2, []))]) == 2
 
 
 def test_a_consumer_that_stops_waits_for_no_slow_iterable():

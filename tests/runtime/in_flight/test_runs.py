@@ -460,13 +460,18 @@ def test_profiles_wait_for_runs():
         assert all(run.done() for run in runs)
 
 
-def test_a_child_process_has_runs_of_its_own():
+def test_a_child_process_has_runs_of_its_own_and_python_ends_with_runs_in_flight():
     code = """
-        import os, sys, threading, torch, autosched as asc
-        graph = asc.Graph()
+        import atexit, os, threading, torch, autosched as asc
+
+        def scheduled(fn, **facts):
+            graph = asc.Graph()
+            graph.output(y=graph.add(fn, graph.input("x"), **facts))
+            return asc.schedule(graph, asc.Machine.emulated(gpus=1), in_flight=3, costs=asc.Costs(default_seconds=0))
+
+        # ---- a child
         go = threading.Event()
-        graph.output(y=graph.add(lambda x: x + 1 if x[0] <= 0 or go.wait(30) else x, graph.input("x")))
-        schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1), in_flight=2, costs=asc.Costs(default_seconds=0))
+        schedule = scheduled(lambda x: x + 1 if x[0] <= 0 or go.wait(30) else x)
         schedule(x=torch.zeros(1)); schedule(x=torch.zeros(1))
         run = schedule.submit(x=torch.ones(1))
         if not (child := os.fork()):
@@ -477,13 +482,40 @@ def test_a_child_process_has_runs_of_its_own():
                 ok = ok and schedule.submit(x=torch.zeros(1)).result()["y"] == 1
                 os._exit(0 if ok else 1)
         _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
         go.set()
         assert run.result()["y"] == 2
-        schedule.submit(x=torch.zeros(1))
-        sys.exit(os.waitstatus_to_exitcode(status))  # with a run in flight
+
+        # ---- the end
+        def slow(x):
+            threading.Event().wait(0.05)
+            return x + 1
+
+        def work():
+            print(sum(outputs["y"] for outputs in schedule.map(range(4))))
+
+        def late():
+            print(schedule.submit(x=9).result()["y"])
+            runs.extend(schedule.submit(x=i) for i in range(3))      # nobody waits for these
+
+        schedule = scheduled(slow, on="cuda:0", seconds=0.05)
+        schedule(x=1)
+        atexit.register(late)
+        runs = [schedule.submit(x=i) for i in range(3)]
+        other = scheduled(slow, on="cuda:0")
+        half = other.map(iter(range(100)))
+        next(half)
+        threading.Thread(target=work).start()                        # goes on when this has ended
     """
-    ended = subprocess.run([sys.executable, "-c", dedent(code)], timeout=60, check=False)
-    assert ended.returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "10\n10\n"), done.stderr
+    assert "Error" not in done.stderr
 
 
 def descriptors():
