@@ -103,16 +103,20 @@ class SideEffects:
             *((item, old, False) for item, old in named.values()),
             *((item, _items(item), True) for item in tables),
         ]
+        self._originals: list[tuple[Any, dict[Any, Any]]] = []  # of what was substituted
 
     def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
         """Yield each container, key, and item of before."""
         return ((item, key, old[key]) for item, old, _ in self._before for key in old)
 
     def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
-        """Put other tensors in the places of some, by their ids, also in tuples; see ``undo``."""
-        for container, key, item in self._slots():
-            if (twin := _substituted(item, twins)) is not item:
-                _put(container, {key: twin})
+        """Put other tensors in the places of some, by their ids, also in tuples, until ``undo``."""
+        for container, old, _ in self._before:
+            for key, item in old.items():
+                if (twin := _substituted(item, twins)) is not item:
+                    self._originals.append((container, {key: item}))
+                    _put(container, {key: twin})
+                    old[key] = twin
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
@@ -178,6 +182,8 @@ class SideEffects:
         for item, old, is_whole in self._before:
             if is_whole:
                 item.clear()
+            _put(item, old)
+        for item, old in self._originals:
             _put(item, old)
 
 

@@ -279,9 +279,8 @@ class _Tracer:
         """Refuse and undo changes that a graph cannot make; yield what the function can read."""
         parameters = self.state.parameters.items()
         twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
-        others = SideEffects([self.fn, given], self.state.modules)
-        others.substitute(twins)  # in lists that code made before, and wherever else it has them
         self.effects = effects = SideEffects([self.fn, given], self.state.modules)
+        effects.substitute(twins)  # in lists that code made before, and wherever else it has them
         properties = TensorProperties(before)
         hidden = HiddenStates(effects.found)
         generators = [item for item in effects.found if isinstance(item, torch.Generator)]
@@ -312,7 +311,6 @@ class _Tracer:
             hidden.restore()
             self.effects = None
             effects.undo()
-            others.undo()
 
     def _refuse(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that has data, and has a name."""
