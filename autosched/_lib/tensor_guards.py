@@ -8,10 +8,30 @@ something else, such as a capture, has imported them. This module does not impor
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Recognizer = Callable[[Mapping[str, Any]], bool]
+
+
+def guard(tensors: Sequence[Any], without_grad: Collection[int] = ()) -> Callable[[Any], bool]:
+    """Return torch's test whether tensors in a list are like these: see ``recognizer``.
+
+    Those at the positions ``without_grad`` must have no gradient. One tensor may be several of the
+    list. Raises what torch raises for a tensor without shape or strides.
+    """
+    torch = sys.modules["torch"]
+    root = torch._C._dynamo.guards.RootGuardManager()
+    for i, tensor in enumerate(tensors):
+        facts = list(tensor.shape), list(tensor.stride())
+        kind = type(tensor), torch._C._dispatch_keys(tensor)
+        manager = root.list_getitem_manager(i, f"[{i}]", tensor, None)
+        manager.add_tensor_match_guard(tensor, *facts, f"[{i}]", [""], None, *kind)
+        if i in without_grad:
+            grad = manager.grad_manager(f"[{i}].grad", None, None)
+            grad.add_none_match_guard([""], None)
+    check: Callable[[Any], bool] = root.check
+    return check
 
 
 def recognizer(
@@ -40,21 +60,14 @@ def recognizer(
     classes = [*map(type, tensors.values())]
     if not all(torch.Tensor in kind.__mro__ for kind in classes):
         return None  # reading a proxy, whose ``__class__`` is a tensor's, may crash the process
-    root = torch._C._dynamo.guards.RootGuardManager()
     without_functions = torch._C.DisableTorchFunction
     address = torch.Tensor.data_ptr
     names = list(tensors)
     hooked = [i for i, item in enumerate(tensors.values()) if bare and item.requires_grad]
     placed = [name for name in names if name in fixed]
     try:
-        for number, (name, tensor) in enumerate(tensors.items()):
-            facts = list(tensor.shape), list(tensor.stride())
-            kind = type(tensor), torch._C._dispatch_keys(tensor)
-            manager = root.list_getitem_manager(number, f"[{number}]", tensor, None)
-            manager.add_tensor_match_guard(tensor, *facts, f"[{number}]", [""], None, *kind)
-            if name in without_grad:
-                grad = manager.grad_manager(f"[{number}].grad", None, None)
-                grad.add_none_match_guard([""], None)
+        missing = {i for i, name in enumerate(names) if name in without_grad}
+        are_alike = guard([*tensors.values()], missing)
         with without_functions():
             addresses = [address(tensors[name]) for name in placed]
     except Exception:  # no tensor, or one without shape, strides or memory
@@ -68,7 +81,7 @@ def recognizer(
                 items = list(found.values())
                 return (
                     list(found) == names
-                    and bool(root.check(items))
+                    and are_alike(items)
                     and list(map(address, map(found.__getitem__, placed))) == addresses
                     and not have_hooks(map(items.__getitem__, hooked))
                 )

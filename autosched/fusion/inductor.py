@@ -149,25 +149,6 @@ def _apart(examples: Sequence[torch.Tensor]) -> list[Any]:
     return apart
 
 
-def guard(examples: Sequence[Any]) -> Callable[..., bool]:
-    """Return a fast function that says whether tensors are like these, floats as tensors.
-
-    It compares types, dtypes, devices, sizes and strides, whether they require grad, and torch's
-    settings: default dtype, autocast, grad mode, deterministic algorithms.
-    """
-    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
-
-    # torch 2.13 crashes without these two arguments.
-    static = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
-    tensors = TensorGuards(*map(as_tensor, examples), **static).check
-    settings = GlobalStateGuard().check
-
-    def matches(*args: Any) -> bool:
-        return settings() and tensors(*args)
-
-    return matches
-
-
 # ---- weights as constants
 #
 # A call compares the addresses and version counters of weights with those that were compiled. After a

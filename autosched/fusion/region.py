@@ -31,15 +31,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import GlobalStateGuard
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.aliasing import extents
 from autosched._lib.logs import LOG
+from autosched._lib.tensor_guards import guard
 from autosched._lib.tree import flatten, transform
 from autosched.codegen.composite import Composite
 from autosched.errors import ScheduleError
-from autosched.fusion.inductor import LOCK, compile_graph, guard, unavailable, unsuitable
+from autosched.fusion.inductor import LOCK, compile_graph, unavailable, unsuitable
 from autosched.fusion.tracing import NotTraceableError, Traced, as_tensor, described, trace
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -167,17 +169,19 @@ _operators_only = ContextVar("operators_only", default=False)
 class _Variant:
     """What a region calls for some arguments: ``kernels``, or its tasks one by one (None).
 
-    ``devices`` are what it is given for these; ``floats`` are the positions of floats.
+    ``devices`` are what it is given for these; ``floats`` are the positions of floats. Guards are
+    of the tensors, and of torch's dtype by default, autocast, grad mode and determinism.
     """
 
     def __init__(
         self,
-        matches: Callable[..., bool],
+        tensors: Sequence[Any],
         devices: Sequence[Any],
         floats: Sequence[int],
         kernels: _Kernels | None,
     ):
-        self.matches = matches
+        self.are_alike = guard(tensors)
+        self.is_set = GlobalStateGuard().check
         self.devices = devices
         self.floats = floats
         self.kernels = kernels
@@ -291,7 +295,7 @@ class Region:
         with LOCK:
             if (known := self._known(devices, floats, tensors)) is not None:
                 return known
-            made = _Variant(guard(tensors), devices, floats, self._kernels(given, devices))
+            made = _Variant(tensors, devices, floats, self._kernels(given, devices))
             self._variants = [made, *self._variants]
         return made
 
@@ -300,7 +304,7 @@ class Region:
     ) -> _Variant | None:
         for variant in self._variants:
             alike = variant.devices == devices and variant.floats == floats
-            if alike and variant.matches(*tensors):
+            if alike and variant.is_set() and variant.are_alike([*tensors]):
                 return variant
         return None
 

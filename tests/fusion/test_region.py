@@ -47,6 +47,17 @@ def test_regions_with_the_same_operators_are_compiled_once(compiled: Graphs) -> 
     assert len(compiled) == 3
 
 
+def test_one_tensor_for_several_arguments_is_no_new_kind(compiled: Graphs) -> None:
+    """Each call was of a kind of its own, and after eight the region was given up."""
+    pair = region(torch.add, inputs=2)
+    x = torch.rand(3)
+    for _ in range(10):
+        assert torch.equal(call(pair, x, x), x + x)
+        assert torch.equal(call(pair, x, x + 1), x + (x + 1))
+    assert len(compiled) == 1
+    assert pair.failure is None
+
+
 def test_what_nobody_uses_any_more_is_not_kept(compiled: Graphs) -> None:
     first = region(twice)
     call(first, torch.ones(3))
