@@ -60,6 +60,8 @@ class Settings:
         read = [(name, *known[name]) for name in self.wanted if name in known]
         names = self.names
         conditions = list(self.conditions.items())
+        if not names and not conditions:
+            return dict
         tensors = state.tensors() if self.counters else {}
         counters = {name: tensors[name] for name in self.counters & tensors.keys()}
 

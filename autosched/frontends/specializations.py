@@ -89,12 +89,14 @@ class Specializations(Generic[V]):
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        fits: Callable[[V], bool] = lambda value: True,
+        fits: Callable[[V], bool] | None = None,
     ) -> Found[V]:
         """Return what is known of a call, with a value that ``fits``."""
         arguments = Arguments(args, kwargs)
         for number, entry in reversed(self._entries.items()):
-            if fits(entry.value) and (inputs := entry.guard.inputs(arguments)) is not None:
+            if fits is not None and not fits(entry.value):
+                continue
+            if (inputs := entry.guard.inputs(arguments)) is not None:
                 self.hits += 1
                 self._entries.move_to_end(number)
                 return Found(number, entry.key, entry.value, inputs, None)
@@ -102,7 +104,8 @@ class Specializations(Generic[V]):
         state = State.of(self.fn, [*args, *kwargs.values()])
         call, key = self._call(arguments, given, state, self.varying.names(state))
         for number, entry in self.like(key):
-            if fits(entry.value) and _reader(entry.settings, state)() is not None:
+            is_fitting = fits is None or fits(entry.value)
+            if is_fitting and _reader(entry.settings, state)() is not None:
                 return Found(number, key, entry.value, None, call)
         return Found(0, key, None, None, call)
 

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched._lib.aliasing import extents
 from autosched._lib.logs import LOG
+from autosched._lib.recent import MOST
 from autosched._lib.tensor_guards import guard
 from autosched._lib.tree import flatten, transform
 from autosched.codegen.composite import Composite
@@ -49,7 +50,6 @@ Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 COMPARED = frozenset((1, 2, 3, 10, 100, 1_000))  # runs, for each kind of arguments
 
-_MOST = 8  # variants of one region, for different arguments
 _SHOWN = 5  # operators in a warning
 
 
@@ -285,8 +285,8 @@ class Region:
         if self.is_given_up or any(isinstance(arg, FakeTensor) for arg in given):
             return None  # in the second case, the region is only traced
         why = unsuitable(given)
-        if why is None and len(self._variants) == _MOST:
-            why = f"it is called with more than {_MOST} kinds of arguments"
+        if why is None and len(self._variants) == MOST:
+            why = f"it is called with more than {MOST} kinds of arguments"
         if why is not None:
             self.failure = why
             return None
