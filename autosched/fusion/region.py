@@ -77,24 +77,18 @@ class _Kernels:
     @property
     def code(self) -> str:
         """The operators."""
-        return self._traced.code
+        return self._traced.graph.code
 
     def __call__(self, *args: torch.Tensor) -> list[Any]:
-        old, traced = [], self._traced
+        args = _with_old(args, self._traced.old)
         with _no_autocast():  # the casts are among the operators
-            if traced.old is not None:
-                old = traced.old(*args)
             returned = self._call(*args)
         made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-        for i, value in zip(traced.kept, old, strict=False):
-            made.insert(i, value)
         if self._copied is None:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
             made[i] = _copy(made[i], self._expected[i][0])
-        for i, value in zip(traced.copied, old[len(traced.kept) :], strict=True):
-            args[i].copy_(value)
-        for i, kind in traced.numbers.items():
+        for i, kind in self._traced.numbers.items():
             made[i] = kind(made[i].item())
         return made
 
@@ -146,6 +140,13 @@ def _copy(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
     made[once].copy_(tensor[once])
     return made
+
+
+def _with_old(args: Sequence[Any], old: Sequence[int]) -> tuple[Any, ...]:
+    """Return arguments, and copies of those at some positions."""
+    if not old:
+        return tuple(args)
+    return (*args, *[_copy(args[i].detach(), args[i].stride()) for i in old])
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
@@ -316,17 +317,17 @@ class Region:
                     raise NotTraceableError(why)
             traced = trace(lambda *values: self._all(*values, *devices), given, self._written)
             identity = (
-                traced.code,
+                traced.graph.code,
                 *map(_properties, given),
                 *traced.numbers.items(),
-                *map(tuple, (traced.kept, traced.copied, traced.written)),
+                *map(tuple, (traced.old, traced.written)),
                 self.threads,
                 id(self.compiler),
                 _settings(),
             )
             kernels = _shared.get(identity)
             if kernels is None:
-                compiled = self._compiled(traced.graph, given)
+                compiled = self._compiled(traced.graph, _with_old(given, traced.old))
                 kernels = _shared[identity] = _Kernels(compiled, traced)
                 kernels.compiler = self.compiler  # its id is not another one's while this exists
         except Exception as error:  # compilers raise many kinds of errors

@@ -4,10 +4,10 @@
 2. Trace this graph again: without in-place operators, whose new values are copied into the
    arguments at the end, and without operators that Inductor computes otherwise (``rewriting``); and
    once more if images should lie otherwise.
-3. Take out what arguments had before they are written, where that is copied into others, or is a
-   result: in a swap of two arguments, for example, or a history of buffers. Inductor removes copies
-   that seem to change nothing, and then reads what was written. Such values are copied before the
-   compiled graph runs.
+3. Where what an argument had before it is written is copied into others, or is a result, as in a
+   swap of two arguments or a history of buffers, let the graph read a copy of the argument, which
+   is a further argument. Inductor removes copies that seem to change nothing, and would read what
+   was written.
 """
 
 from __future__ import annotations
@@ -52,25 +52,16 @@ class NotTraceableError(Exception):
 class Traced(NamedTuple):
     """A traced function.
 
-    ``graph`` computes the other results than those at the positions ``kept``, and writes to arguments.
-    ``old`` is called before, and returns the results ``kept``, and then what is to be written
-    into the arguments at the positions ``copied`` afterwards; None if there are none. ``written`` are
-    the positions of all arguments that get new values. ``results`` are fake tensors like all
-    results, with the strides of eager mode; ``numbers`` has the types of those that are numbers.
+    ``graph`` takes copies of the arguments at the positions ``old`` after all arguments. ``written``
+    are the positions of those that get new values. ``results`` are fake tensors like the results,
+    with the strides of eager mode; ``numbers`` has the types of those that are numbers.
     """
 
     graph: torch.fx.GraphModule
-    old: torch.fx.GraphModule | None
-    kept: Sequence[int]
-    copied: Sequence[int]
+    old: Sequence[int]
     written: Sequence[int]
     results: Sequence[torch.Tensor]
     numbers: dict[int, type]
-
-    @property
-    def code(self) -> str:
-        """The operators."""
-        return self.graph.code if self.old is None else f"{self.old.code}\n{self.graph.code}"
 
 
 def as_tensor(arg: Any) -> Any:
@@ -127,7 +118,7 @@ def trace(
     except Exception as error:  # tracing raises many kinds of errors
         raise NotTraceableError(described(error)) from error
     _check(graph, read=False)
-    return Traced(graph, *_take_out(graph, written), results, numbers)
+    return Traced(graph, *_keep_old(graph, written), results, numbers)
 
 
 def _check(graph: torch.fx.GraphModule, read: bool = True) -> None:
@@ -164,52 +155,33 @@ def _results(graph: torch.fx.GraphModule) -> list[Any]:
     return list(output.args[0])
 
 
-def _take_out(
-    graph: torch.fx.GraphModule, written: Collection[int]
-) -> tuple[torch.fx.GraphModule | None, list[int], list[int], list[int]]:
-    """Take out what arguments had before; return the fields of ``Traced`` from ``old`` on."""
+def _keep_old(graph: torch.fx.GraphModule, written: Collection[int]) -> tuple[list[int], list[int]]:
+    """Let a graph take copies of arguments whose old values stay; return these, and all written."""
     nodes = graph.graph
-    places = {node: i for i, node in enumerate(nodes.find_nodes(op="placeholder"))}
+    inputs = nodes.find_nodes(op="placeholder")
+    places = {node: i for i, node in enumerate(inputs)}
     copies = [
         node
         for node in nodes.find_nodes(op="call_function", target=aten.copy_.default)
         if node.args[0] in places
     ]
-    changed = {*written, *(places[node.args[0]] for node in copies)}
-
-    def is_old(node: torch.fx.Node) -> bool:
+    targets = [places[node.args[0]] for node in copies]
+    changed = {*written, *targets}
+    old: set[int] = set()
+    for node in (*_results(graph), *(copy.args[1] for copy in copies)):
         found = [places.get(origin) for origin in _origins(node)]
-        return None not in found and not changed.isdisjoint(found)
-
-    results = _results(graph)
-    kept = [i for i, node in enumerate(results) if is_old(node)]
-    moved = [node for node in copies if is_old(node.args[1])]
-    copied = [places[node.args[0]] for node in moved]
-    if not kept and not moved:
-        return None, [], [], sorted(changed)
-    old = _part_of(graph, [*(results[i] for i in kept), *(node.args[1] for node in moved)])
-    output: Any = nodes.output_node()
-    output.args = ([node for i, node in enumerate(results) if i not in kept],)
-    for node in moved:
-        node.replace_all_uses_with(node.args[0])
-        nodes.erase_node(node)
+        old |= changed.intersection(found) if None not in found else set()
+    last = inputs[-1] if inputs else None
+    for i in sorted(old):
+        with nodes.inserting_after(last):
+            last = nodes.placeholder(f"before_{i}")
+        like = inputs[i].meta["val"]
+        last.meta["val"] = like.new_empty_strided(like.shape, like.stride())
+        inputs[i].replace_all_uses_with(last)
+    for copy, i in zip(copies, targets, strict=True):
+        copy.update_arg(0, inputs[i])  # only writes are to the argument itself
     graph.recompile()
-    return old, kept, copied, sorted(changed)
-
-
-def _part_of(graph: torch.fx.GraphModule, values: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-    """Return the graph that returns copies of these values of another graph."""
-    needed = set(values)
-    for node in reversed(graph.graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    part = torch.fx.Graph()
-    twins: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.graph.nodes:
-        if node.op == "placeholder" or node in needed:
-            twins[node] = part.node_copy(node, twins.__getitem__)
-    part.output([part.call_function(aten.clone.default, (twins[node],)) for node in values])
-    return torch.fx.GraphModule(graph, part)
+    return sorted(old), sorted(changed)
 
 
 def _origins(node: torch.fx.Node) -> set[torch.fx.Node]:
