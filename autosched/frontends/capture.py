@@ -40,7 +40,6 @@ from autosched.frontends.tracing import Trace, generator_id, trace
 from autosched.frontends.unsupported import (
     check_function,
     check_modes,
-    check_nodes,
     check_others,
     check_state,
     check_tensors,
@@ -113,9 +112,6 @@ def captured(
 
 def _build(graph: Captured, traced: Trace) -> None:
     """Convert the nodes of a trace to inputs, tasks and outputs."""
-    graph.returned = traced.returned
-    graph.gone = traced.gone
-    graph.switched = traced.switched
     graph.made = {name: place for name, place in traced.outputs.items() if place}
     examples = graph.examples
     if torch.is_grad_enabled():
@@ -124,7 +120,6 @@ def _build(graph: Captured, traced: Trace) -> None:
         graph.followed = Followed(given, frozenset(traced.differentiable), tuple(traced.rewritten))
     random = random_nodes(traced.module.graph)
     nodes = list(traced.module.graph.nodes)
-    check_nodes(nodes)
     inputs = dict(zip((node for node in nodes if node.op == "placeholder"), examples, strict=True))
     results: Any = nodes[-1].args[0]
     held = {name: place for name, (place, _) in graph.state.places().items()}

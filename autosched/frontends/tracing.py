@@ -50,7 +50,7 @@ from autosched.frontends.side_effects import (
 )
 from autosched.frontends.state import Place, State, hooks_of
 from autosched.frontends.unsupported import (
-    check_collective,
+    check_nodes,
     definition_of,
     failure_message,
     refusal,
@@ -61,7 +61,7 @@ _CONSTANTS = (enum.Enum, type, torch.nn.Module, torch.optim.Optimizer, torch.Gen
 
 @dataclass
 class Trace:
-    """The operators of a call, and what the call returned and changed.
+    """The operators of a call, and what the call changed that the graph does not have.
 
     The placeholders of ``module`` are the examples of the capture, in their order, and the
     ``settings``.
@@ -69,9 +69,6 @@ class Trace:
 
     module: torch.fx.GraphModule = field(init=False)
     outputs: dict[str, Place] = field(default_factory=dict)  # with the places of new state
-    returned: Any = None
-    gone: tuple[Place, ...] = ()  # places of gradients that are empty afterwards
-    switched: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
     differentiable: list[str] = field(default_factory=list)  # outputs that require grad
     rewritten: list[str] = field(default_factory=list)  # inputs with another autograd history
     generators: set[int] = field(default_factory=set)  # ids of those that existed before
@@ -86,7 +83,9 @@ def generator_id(generator: Any) -> int:
 
 @without_collecting()
 def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    """Return the trace of a call. Raises CaptureError for what a graph cannot express.
+    """Return the trace of a call, and note in the graph what it returned and changed.
+
+    Raises CaptureError for what a graph cannot express.
 
     1. Replace the tensors of arguments, modules and optimizers by fake tensors.
     2. Run the function, while ``make_fx`` records operators and their origins.
@@ -135,6 +134,7 @@ class _Tracer:
     def __init__(
         self, graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], made: MadeTensors
     ):
+        self.graph = graph
         self.fn = graph.fn
         self.arguments = (list(args), dict(kwargs))
         self.state = graph.state
@@ -258,7 +258,7 @@ class _Tracer:
                 )
             return leaf
 
-        self.found.returned = with_leaves(output, result)
+        self.graph.returned = with_leaves(output, result)
         return found
 
     def _new_state(self, before: Mapping[str, Any], state: State) -> list[torch.Tensor]:
@@ -271,7 +271,7 @@ class _Tracer:
                 found.append(tensor)
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         gone = [place for name, place in grads.items() if name in before and name not in places]
-        self.found.gone = tuple(gone)
+        self.graph.gone = tuple(gone)
         return found
 
     @contextlib.contextmanager
@@ -288,8 +288,7 @@ class _Tracer:
         try:
             yield effects.reach
             mode = get_proxy_mode()
-            for node in mode.tracer.graph.nodes if mode is not None else ():
-                check_collective(node)
+            check_nodes(mode.tracer.graph.nodes if mode is not None else ())
             properties.check([before[name] for name in self.state.parameters])
             if (change := effects.first()) is not None:
                 raise refusal(
@@ -305,7 +304,7 @@ class _Tracer:
                     "would take values from it, or change it, only once; do this outside of the "
                     "step, and pass the values as tensors"
                 )
-            self.found.switched = effects.switched()
+            self.graph.switched = effects.switched()
             self.found.rewritten = properties.rewritten()
         finally:
             hidden.restore()

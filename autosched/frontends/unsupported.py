@@ -227,8 +227,9 @@ def check_collective(node: torch.fx.Node) -> None:
 
 
 def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
-    """Raise CaptureError for operators whose results are not dense tensors."""
+    """Raise CaptureError for collectives, and operators whose results are not dense tensors."""
     for node in nodes:
+        check_collective(node)
         results = flatten(node.meta.get("val")) if node.op == "call_function" else ()
         for item in results:
             if isinstance(item, torch.Tensor) and (
