@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,12 +24,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 
+from autosched._lib.recent import Recent
 from autosched._lib.tree import flatten, transform
 
 Strides = tuple[tuple[int, ...] | None, ...]  # by tensor that an operator returns
 
-_MOST_KNOWN = 10_000
-_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel failed
+_known = Recent[Hashable, Strides | None](most=10_000)  # None: the kernel failed
 
 # Costly operators whose results are contiguous whatever their arguments are.
 _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv vdot".split())
@@ -98,9 +97,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         if key not in _known:
             if not self.learn:
                 return None
-            _known[key] = _real_strides(func, args, kwargs)
-            if len(_known) > _MOST_KNOWN:
-                _known.popitem(last=False)
+            _known.use(key, _real_strides(func, args, kwargs))
         return _known[key]
 
 
