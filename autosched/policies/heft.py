@@ -32,7 +32,7 @@ from autosched.policies.base.kernels import (
 )
 from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
-from autosched.policies.base.ranks import longest, upward_ranks
+from autosched.policies.base.ranks import MeanLinks, longest, mean_seconds, ranks
 from autosched.problem import Problem
 
 
@@ -61,9 +61,11 @@ def heft(problem: Problem) -> Placement:
 
 def by_rank(problem: Problem, possible: Possible) -> Placement:
     """Do the same where the choice of a device may rule out others for tasks to come."""
-    rank = upward_ranks(problem, possible)
+    mask = possible.mask()
+    mean = mean_seconds(problem.by_task(problem.tables.seconds), mask)
+    rank = ranks(problem.lists, Mode(False), mean, MeanLinks.of(problem.tables, mask))
     plan = _Plan(problem)
-    order = topological_order(problem.before, [-each for each in rank])
+    order = topological_order(problem.before, (-rank).tolist())
     for task in order:
         slot = plan.best(task, possible.devices(task))
         while not possible.choose(task, slot.device):

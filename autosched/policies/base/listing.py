@@ -62,6 +62,12 @@ class Listing:
         """The problem with all edges reversed; its task ``i`` is task ``n - 1 - i``."""
         return Listing(self.arrays.reversed(), self.mode)
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether each task takes equally long wherever it can run."""
+        together = self.arrays.together.reshape(self.count, self.devices)
+        return bool(((together == self.arrays.least[:, np.newaxis]) | np.isinf(together)).all())
+
     # ---- orders
 
     @cached_property

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode, kernel
-from autosched.policies.base.possible import Possible
-from autosched.problem import Problem, Tables
+from autosched.problem import Tables
 
 
 @kernel
@@ -132,17 +131,3 @@ def mean_seconds(seconds: Floats, possible: Mask) -> Floats:
         # As cumsum adds from left to right; sum does not.
         total[rows] = np.cumsum(np.where(possible[rows], seconds[rows], 0.0), axis=1)[:, -1]
     return np.asarray(total / possible.sum(axis=1))
-
-
-def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
-    """Return the longest path from each task's start to the end of the graph, at mean costs.
-
-    The rank of a task is its mean duration, plus the largest mean copy + rank over its successors.
-    Means are over the devices that tasks may be placed on, and over the linked pairs of different
-    devices. No task ranks below a successor. Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
-    """
-    mask = possible.mask()
-    weight = mean_seconds(problem.by_task(problem.tables.seconds), mask)
-    links = MeanLinks.of(problem.tables, mask)
-    found: list[float] = ranks(problem.lists, Mode(False), weight, links).tolist()
-    return found

@@ -107,8 +107,14 @@ def _alone(listing: Listing) -> Iterator[Listed]:
 
 
 def _listed(listing: Listing, most: int) -> Iterator[Listed]:
-    """Yield a number of list schedules; backward lists are placed again forward, in their order."""
+    """Yield a number of list schedules; backward lists are placed again forward, in their order.
+
+    Where devices are equally fast no excess differs from another. Of too many lists, some are left
+    out between others: an odd number, so that all ways remain.
+    """
+    biases = [each for each in _BIASES if not listing.alike or each[0] == _EXCESS[0]]
     ways = [(way, rank) for way in (listing, listing.backwards) for rank in ("mean", "least")]
-    for (excess, ahead), (way, rank) in itertools.islice(itertools.product(_BIASES, ways), most):
+    lists = list(itertools.product(biases, ways))
+    for (excess, ahead), (way, rank) in lists[:: (len(lists) - 1) // most | 1][:most]:
         planned = way.plan(way.order(getattr(way, rank)), excess, ahead)
         yield planned if way is listing else listing.placed(*listing.mirrored(planned))
