@@ -140,8 +140,11 @@ def sanitize(
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
-    """Return the tensors among results, those of the host first."""
-    found = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    """Return the tensors and numbers among results, those of the host first."""
+    leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, (torch.Tensor, int, float))]
+    found = [
+        leaf if isinstance(leaf, torch.Tensor) else torch.tensor(float(leaf)) for leaf in leaves
+    ]
     return sorted(found, key=lambda item: item.is_cuda)
 
 

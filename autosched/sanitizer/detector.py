@@ -22,7 +22,7 @@ from autosched.sanitizer.findings import Access, Advice, Finding, Line
 from autosched.sanitizer.lines import lines, tensor_names, variable
 from autosched.sanitizer.order import HOST, Lines, Memory, Open, Order, Step, Touch
 from autosched.sanitizer.picture import Work
-from autosched.sanitizer.regions import region_of
+from autosched.sanitizer.regions import NOTHING, region_of
 from autosched.simulated_gpus.allocator import ORDINARY
 from autosched.simulated_gpus.hardware import Block, Hardware
 from autosched.simulated_gpus.observer import Observer, Tensors
@@ -235,10 +235,8 @@ class Detector(Observer):
         names = memory.names = memory.names or self._names(memory)
         one, other = self._stream(first.queue), self._stream(second.queue)
         does = ["writes" if touch.writes else "reads" for touch in (first, second)]
-        if second.queue is None:
-            fix = "synchronise an event, recorded behind the copy, before the host goes on here"
-        elif first.queue is None:
-            fix = "record an event behind the copy, and synchronise it before the host writes"
+        if None in (first.queue, second.queue):
+            fix = "record an event behind the copy, and call its synchronize()"
         elif first.queue.name:
             fix = "call wait() of what the collective returned"
         else:
@@ -253,7 +251,7 @@ class Detector(Observer):
             self._access(first),
             self._access(second),
             f"{other} must wait for {one} between these lines",
-            fix + (f", before {second.lines[0]}" if second.lines else ""),
+            f"{fix}, before {second.lines[0] if second.lines else 'the function returns'}",
         )
         self._add(finding, first.lines[:1], second.lines)
 
@@ -319,6 +317,7 @@ class Detector(Observer):
 
     def _access(self, touch: Touch) -> Access:
         how = "writes" if touch.writes else "reads"
+        how = "allocates" if touch.phase == "caller" and touch.region is NOTHING else how
         graph = " in a graph" if touch.phase == "replay" else ""
         what = f"{touch.what} {how}{graph}"
         return Access(what, self._stream(touch.queue), touch.lines, touch.number)

@@ -2,7 +2,8 @@
 
 It keeps all that was issued, with the set of the bytes of each access, and which of it surely comes
 before which, as sets, with no clocks and no regions; then it looks at every two accesses. It shares
-nothing with the detector but what both are told.
+nothing with the detector but what both are told, and nothing with ``tests/reference.py``, which reads
+programs, whose instructions are known before they run. ``test_interleavings`` checks its order.
 """
 
 from __future__ import annotations

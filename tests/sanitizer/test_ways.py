@@ -139,6 +139,12 @@ def test_numbers_tell_whether_results_change_in_another_order() -> None:
         del z
         return y
 
+    def read_too_early(x: torch.Tensor) -> list[int]:
+        return [int(n) for n in x.cuda().argmax(-1).to("cpu", non_blocking=True)]
+
+    (first,) = asc.sanitize(read_too_early, torch.eye(3), numbers=True).findings
+    assert "the results differ" in first.outcome
+
     (first, *_) = asc.sanitize(harmless, torch.ones(3), numbers=True).findings
     assert "no order of 12 that were tried changed a number" in first.outcome
 
