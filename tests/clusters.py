@@ -12,7 +12,7 @@ from autosched.machine.device import Network
 from autosched.machine.machine import Machine
 from autosched.program.program import Program
 
-# The program of h on cpu:0 and y, which reads it, on cpu:1.
+# The program of h on cpu:0 and y, which reads it, on cpu:1, as lowering makes it.
 CHAIN = """
     rank 0 has cpu:0
     rank 1 has cpu:1
@@ -21,13 +21,13 @@ CHAIN = """
     cpu:0/compute   record e0
     cpu:0/copy-out  wait e0
     cpu:0/copy-out  copy h -> cpu:1/copy-in
-    cpu:0/copy-out  record e1
-    cpu:1/copy-in   record e2
-    cpu:1/compute   wait e2
+    cpu:1/copy-in   record e1
+    cpu:1/compute   wait e1
     cpu:1/compute   run y
-    cpu:1/compute   record e3
-    cpu:0/compute   wait e1
+    cpu:0/copy-out  record e2
+    cpu:0/compute   wait e2
     cpu:0/compute   free h
+    cpu:1/compute   record e3
     cpu:1/copy-in   wait e3
     cpu:1/copy-in   free h
     output y on cpu:1

@@ -7,27 +7,7 @@ from autosched.lowering import lower
 from autosched.machine.machine import Machine
 from autosched.placement import Send
 from autosched.program.program import Copy, Program
-from tests.clusters import pinned
-
-LOWERED = """
-    rank 0 has cpu:0
-    rank 1 has cpu:1
-    input x on cpu:0
-    cpu:0/compute   run h
-    cpu:0/compute   record e0
-    cpu:0/copy-out  wait e0
-    cpu:0/copy-out  copy h -> cpu:1/copy-in
-    cpu:1/copy-in   record e1
-    cpu:1/compute   wait e1
-    cpu:1/compute   run y
-    cpu:0/copy-out  record e2
-    cpu:0/compute   wait e2
-    cpu:0/compute   free h
-    cpu:1/compute   record e3
-    cpu:1/copy-in   wait e3
-    cpu:1/copy-in   free h
-    output y on cpu:1
-"""
+from tests.clusters import CHAIN, pinned
 
 
 def fn(*_):
@@ -82,7 +62,7 @@ def test_events_stay_on_the_side_where_they_belong():
     h = graph.add(fn, graph.input("x"), name="h", on="cpu:0")
     graph.output(graph.add(fn, h, name="y", on="cpu:1"))
     program = pinned(graph, Machine.emulated(0, hosts=2))
-    assert program == Program.parse(LOWERED)
+    assert program == Program.parse(CHAIN)
 
 
 def test_a_direct_network_takes_one_copy():

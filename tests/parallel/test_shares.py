@@ -12,7 +12,17 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.machine.device import slower
-from tests.serial import Rows, assert_trains_as_serially, data_parallel, momentum, small, vectors
+from autosched.parallel.batches import shares as equal_shares
+from autosched.parallel.ranks import Layout
+from tests.serial import (
+    Rows,
+    among,
+    assert_trains_as_serially,
+    data_parallel,
+    momentum,
+    small,
+    vectors,
+)
 
 
 def unequal(*speeds: float, nbytes: Any = None) -> asc.Machine:
@@ -128,3 +138,42 @@ def test_unequal_devices_train_as_serially() -> None:
 
     assert_trains_as_serially(make, rows, model, batches)
     assert replicas == {1, 2}
+
+
+# ---- several ranks
+
+
+def test_each_rank_has_rows_state_and_a_loss_of_its_own() -> None:
+    model = small()
+    make = data_parallel(machine=asc.Machine.emulated(gpus=0, hosts=2), clip_grad_norm=1.0)
+    with make(model, functional.cross_entropy, optim.Adam(model.parameters(), 0.01)) as step:
+        batch = next(vectors(7))
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        assert [len(feed[name]) for name in ("batch.0", "rank1.batch.0")] == [4, 3]
+        ranks = schedule.machine.ranks
+        homes = {name: ranks[device] for name, device in schedule.program.inputs}
+        assert all(rank == name.startswith(("r1.", "rank1.")) for name, rank in homes.items())
+        first, second = (
+            {name for name, device in schedule.program.outputs if ranks[device] == rank}
+            for rank in (0, 1)
+        )
+        # Counters and moments of the first step are made on each rank.
+        made = first - {"loss", "grad_norm"}
+        assert len(made) == 3 * 4 == len(first) - 2
+        assert second == {f"r1.{name}" for name in made} | {"rank1.loss", "rank1.grad_norm"}
+
+
+def test_replicas_of_a_rank_divide_its_rows() -> None:
+    machine = asc.Machine.emulated(gpus=2, hosts=2)
+    devices = ("cuda:0", "cuda:2", "cuda:1", "cuda:3")  # of ranks 0, 1, 0, 1
+    layout = Layout(machine, tuple((device,) for device in devices))
+    assert layout.ranks == (0, 1)
+    assert [layout.leads(replica, 0) for replica in range(4)] == [True, True, False, False]
+    assert layout.other_leads(0, 0) == [1]
+    assert layout.other_leads(0, 2) == [0, 1]
+    model = small()
+    make = data_parallel(machine=machine, devices=devices)
+    with make(model, functional.cross_entropy, optim.Adam(model.parameters(), 0.01)) as step:
+        feed = step.inputs(*next(vectors(10)))
+        assert [len(feed[name]) for name in ("batch.0", "rank1.batch.0")] == [6, 4]
+        assert [sum(share) for share in among(4)(10)] == [*equal_shares(6, 2), *equal_shares(4, 2)]

@@ -7,29 +7,17 @@ import pytest
 import autosched as asc
 from autosched.machine.machine import Machine
 from tests.clusters import CHAIN, parts_of
-from tests.verification.test_verify import changed
-
-
-def fn(*args):
-    raise AssertionError("nothing runs here")
-
-
-def chain():
-    graph = asc.Graph("chain")
-    x = graph.input("x")
-    graph.output(graph.add(fn, graph.add(fn, x, name="h"), name="y"))
-    return graph
-
+from tests.verification.test_verify import chain, changed, fn, refused
 
 COPY = "cpu:0/copy-out copy h -> cpu:1/copy-in"
 REFUSED = {
     "an event crosses ranks": (
-        [("cpu:1/copy-in record e2", ""), ("cpu:1/compute wait e2", "cpu:1/compute wait e1")],
-        "event e1 is recorded on cpu:0/copy-out, on another rank (law: rank)",
+        [("cpu:1/copy-in record e1", ""), ("cpu:1/compute wait e1", "cpu:1/compute wait e0")],
+        "event e0 is recorded on cpu:0/compute, on another rank (law: rank)",
     ),
     "a sender learns from the receiver": (
-        [("cpu:0/compute wait e1\n", "cpu:0/compute wait e3\n")],
-        "event e3 is recorded on cpu:1/compute, on another rank (law: rank)",
+        [("cpu:0/compute wait e2\n", "cpu:0/compute wait e1\n")],
+        "event e1 is recorded on cpu:1/copy-in, on another rank (law: rank)",
     ),
     "a copy has one stream": (
         [(COPY, "cpu:0/copy-out copy h -> cpu:1")],
@@ -48,11 +36,11 @@ REFUSED = {
         "a device is of two ranks",
     ),
     "the reader does not wait for the receive": (
-        [("cpu:1/compute wait e2\n", "")],
+        [("cpu:1/compute wait e1\n", "")],
         "'h' on cpu:1 is made by the copy of 'h' to cpu:1, which is not waited for (law: order)",
     ),
     "memory is freed while it is sent": (
-        [("cpu:0/compute wait e1\n", "")],
+        [("cpu:0/compute wait e2\n", "")],
         "'h' on cpu:0 is freed while the copy of 'h' to cpu:1 may still use it (law: free)",
     ),
 }
@@ -61,10 +49,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_each_law_is_named(what):
     edits, message = REFUSED[what]
-    asc.verify(changed(CHAIN), chain())
-    with pytest.raises(asc.ProgramError) as error:
-        asc.verify(changed(CHAIN, *edits), chain())
-    assert message in str(error.value)
+    assert message in refused(CHAIN, chain(), *edits)
 
 
 def test_tasks_that_share_state_are_on_one_rank():
@@ -115,7 +100,5 @@ def test_a_sender_learns_nothing_of_its_receiver():
     graph = asc.Graph("two sends")
     x = graph.input("x")
     graph.output(graph.add(fn, graph.add(fn, x, name="h"), x, name="y"))
-    asc.verify(changed(TWO_SENDS), graph)
-    hasty = changed(TWO_SENDS, ("cpu:0/s wait e1\n", ""))
-    with pytest.raises(asc.ProgramError, match="'h' on cpu:0 is freed while the copy of 'h'"):
-        asc.verify(hasty, graph)
+    told = refused(TWO_SENDS, graph, ("cpu:0/s wait e1\n", ""))
+    assert "'h' on cpu:0 is freed while the copy of 'h'" in told
