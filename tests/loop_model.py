@@ -26,6 +26,26 @@ def execute(
     return _Execution(program, graph, inputs, choose).outputs()
 
 
+def sources(graph: Graph, buffers: Buffers, given: Tensors) -> dict[Buffer, torch.Tensor]:
+    """Return the inputs and constants by their buffers."""
+    values = [graph.values[index] for index in buffers.sources]
+    tensors = [given[value.name] if value.tensor is None else value.tensor for value in values]
+    return dict(zip(buffers.sources.values(), tensors, strict=True))
+
+
+def call(step: Step, tensors: dict[Buffer, torch.Tensor]) -> None:
+    """Call the function of a task, on buffers."""
+    task = step.task
+    assert task is not None
+    assert task.fn is not None
+    given = zip(task.reads, step.reads, strict=True)
+    args, kwargs = called_with(task, {use.value: tensors[buffer] for use, buffer in given})
+    results = task.results(task.fn(*args, **kwargs))
+    for buffer, (_, item) in zip(step.made, results, strict=True):
+        if buffer is not None:
+            tensors[buffer] = item
+
+
 class _Execution:
     def __init__(self, program: Program, graph: Graph, inputs: Sequence[Tensors], choose: Choose):
         self.program = program
@@ -33,7 +53,8 @@ class _Execution:
         homes = {graph.value(name).index: device for name, device in program.inputs}
         self.buffers = Buffers(graph, homes)
         self.steps = {step.at: step for step in self.buffers.walk(program.instructions)}
-        self.runs = [self._sources(given) for given in inputs]  # tensors of each run, by buffer
+        # Tensors of each run, by buffer.
+        self.runs = [sources(graph, self.buffers, given) for given in inputs]
         self.lines: dict[Stream, list[int]] = {}
         for at, instruction in enumerate(program):
             for stream in occupied(instruction):
@@ -44,15 +65,6 @@ class _Execution:
         while ready := [stream for stream in self.lines if self._is_ready(stream)]:
             self._go(choose(ready))
         assert not any(self.left), "a deadlock"
-
-    def _sources(self, given: Tensors) -> dict[Buffer, torch.Tensor]:
-        values = self.graph.values
-        return {
-            buffer: given[values[index].name]
-            if values[index].tensor is None
-            else values[index].tensor
-            for index, buffer in self.buffers.sources.items()
-        }
 
     def _next(self, stream: Stream) -> tuple[int, int]:
         """The run and the position of a stream's next instruction."""
@@ -78,7 +90,7 @@ class _Execution:
         tensors = self.runs[run]
         match instruction:
             case Run():
-                self._call(self.steps[at], tensors)
+                call(self.steps[at], tensors)
             case Copy():
                 self._copy(self.steps[at], tensors)
             case Free():
@@ -90,17 +102,6 @@ class _Execution:
         self.left[run] -= 1
         if not self.left[run]:
             self._spoil(run, list(tensors))
-
-    def _call(self, step: Step, tensors: dict[Buffer, torch.Tensor]) -> None:
-        task = step.task
-        assert task is not None
-        assert task.fn is not None
-        given = zip(task.reads, step.reads, strict=True)
-        args, kwargs = called_with(task, {use.value: tensors[buffer] for use, buffer in given})
-        results = task.results(task.fn(*args, **kwargs))
-        for buffer, (_, item) in zip(step.made, results, strict=True):
-            if buffer is not None:
-                tensors[buffer] = item
 
     def _copy(self, step: Step, tensors: dict[Buffer, torch.Tensor]) -> None:
         (source,), (target,) = step.reads, step.made

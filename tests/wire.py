@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from autosched._lib.tree import flatten
 from autosched.errors import ProgramError
-from autosched.graph.graph import Graph, called_with, no_grad
+from autosched.graph.graph import Graph, no_grad
 from autosched.program.program import (
     Copy,
     Free,
@@ -31,8 +31,9 @@ from autosched.program.program import (
     Wait,
     occupied,
 )
-from autosched.program.residency import Buffer, Buffers, Step
+from autosched.program.residency import Buffers
 from autosched.runtime.backends.host import copy_in_host_memory
+from tests.loop_model import call, sources
 
 __all__ = ["MODES", "Mode", "run_parts"]
 
@@ -90,27 +91,8 @@ class _Rank:
         self.graph = graph
         homes = {graph.value(name).index: device for name, device in part.inputs}
         self.buffers = Buffers(graph, homes)
-        self.steps: dict[int, Step] = {}
-        self.data: dict[Buffer, Any] = {}
-        for index, buffer in self.buffers.sources.items():
-            value = graph.values[index]
-            given = inputs[value.name] if value.tensor is None else value.tensor
-            self.data[buffer] = given
-        for step in self.buffers.walk(part):
-            self.steps[step.at] = step
-
-    def run(self, at: int) -> None:
-        """Call the function of a task."""
-        step = self.steps[at]
-        task = step.task
-        assert task is not None
-        assert task.fn is not None
-        data = {use.value: self.data[b] for use, b in zip(task.reads, step.reads, strict=True)}
-        args, kwargs = called_with(task, data)
-        results = task.results(task.fn(*args, **kwargs))
-        for (_, item), made in zip(results, step.made, strict=True):
-            if made is not None:
-                self.data[made] = item
+        self.data = sources(graph, self.buffers, inputs)
+        self.steps = {step.at: step for step in self.buffers.walk(part)}
 
     def sent(self, at: int) -> Any:
         """Return a copy of what a copy or a send reads."""
@@ -234,7 +216,7 @@ class _Wire:
         rank = self.ranks[item.rank]
         match self.instruction(item):
             case Run():
-                rank.run(item.at)
+                call(rank.steps[item.at], rank.data)
             case Copy(overwrite=overwrite):
                 rank.receive(item.at, rank.sent(item.at), overwrite)
             case Send():
