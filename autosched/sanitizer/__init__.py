@@ -141,10 +141,9 @@ def sanitize(
 
 def _tensors(results: Any) -> list[torch.Tensor]:
     """Return the tensors and numbers among results, those of the host first."""
-    leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, (torch.Tensor, int, float))]
-    found = [
-        leaf if isinstance(leaf, torch.Tensor) else torch.tensor(float(leaf)) for leaf in leaves
-    ]
+    kinds = (torch.Tensor, int, float)
+    leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, kinds)]
+    found = [x if isinstance(x, torch.Tensor) else torch.tensor(float(x)) for x in leaves]
     return sorted(found, key=lambda item: item.is_cuda)
 
 
@@ -154,10 +153,6 @@ def _numbers(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         held = [memory_of(item.detach()) for item in tensors]
         with torch._C._DisableTorchDispatch():
             return [item.clone() for item in held]
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
 
 
 def _played(fn: Callable[..., Any], call: Any, gpus: int, before: list[Any], state: Any) -> str:
@@ -174,6 +169,7 @@ def _played(fn: Callable[..., Any], call: Any, gpus: int, before: list[Any], sta
                 late = _numbers([item for item in _tensors(results) if item.is_cuda])
         except Exception as error:
             return f"order {seed}: {type(error).__name__}: {error}"
-        if not all(map(_same, before, [*early, *late])):
+        now = [torch.nan_to_num(item) for item in (*early, *late)]
+        if not all(map(torch.equal, map(torch.nan_to_num, before), now)):
             return f"order {seed}: the results differ"
     return f"no order of {_ORDERS} that were tried changed a number of the results"

@@ -103,10 +103,8 @@ class Report:
     work: tuple[Work, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
-        found = len(self.findings)
-        head = (
-            f"{found or 'no'} finding{'s' * (found != 1)} in {self.operations} operations on GPUs"
-        )
+        n = len(self.findings)
+        head = f"{n or 'no'} finding{'s' * (n != 1)} in {self.operations} operations on GPUs"
         parts = [head, *map(str, self.findings)]
         parts += [f"advice: {item}" for item in self.advice]  # each alone
         parts += [f"note: {note}" for note in self.notes]

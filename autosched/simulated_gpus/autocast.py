@@ -22,7 +22,6 @@ from autosched.simulated_gpus.tensors import block_of
 
 _KEY = torch._C.DispatchKey.AutocastCUDA
 _C: Any = torch._C
-_Tensor: Any = torch.Tensor
 
 
 class Facade(torch.Tensor):
@@ -111,7 +110,7 @@ class Casts:
 def _facade(item: Any, held: Callable[[], Any]) -> Facade:
     facts = {"strides": item.stride(), "dtype": item.dtype, "device": item.device}
     requires_grad = item.is_leaf and item.requires_grad
-    made: Facade = _Tensor._make_wrapper_subclass(
+    made: Facade = _C.TensorBase._make_wrapper_subclass(
         Facade, item.shape, **facts, requires_grad=requires_grad
     )
     made.held = held

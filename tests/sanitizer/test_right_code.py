@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -219,6 +221,64 @@ def torchs_data_parallel(pinned: bool) -> Callable[[], torch.Tensor]:
     return program
 
 
+def loading_in_a_thread(waits: bool = True) -> Callable[[], torch.Tensor]:
+    """A thread hands batches over by a queue, each with an event behind its copy."""
+
+    def program() -> torch.Tensor:
+        loads, batches = torch.cuda.Stream(), queue.Queue[Any](maxsize=2)
+
+        def load() -> None:
+            with torch.cuda.stream(loads):
+                for i in range(4):
+                    batch = torch.full((4,), float(i)).pin_memory().cuda(non_blocking=True)
+                    batches.put((batch, loads.record_event()))
+            batches.put(None)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        total = torch.zeros(4, device="cuda")
+        while (item := batches.get()) is not None:
+            batch, loaded = item
+            if waits:
+                main().wait_event(loaded)
+            total += batch
+            batch.record_stream(main())
+        thread.join()
+        main().wait_stream(loads)
+        return total
+
+    return program
+
+
+def threads_that_share_a_model() -> list[torch.Tensor]:
+    """A lock keeps them apart, and each works on a stream of its own."""
+    net, lock, started = model().eval(), threading.Lock(), threading.Event()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    cache = torch.zeros(4, device="cuda")
+    for stream in streams:
+        stream.wait_stream(main())
+    last: list[torch.cuda.Event] = [main().record_event()]
+
+    def answer(stream: torch.cuda.Stream) -> torch.Tensor:
+        started.wait()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            x = net(torch.ones(2, 4, device="cuda")).sum(0)
+            with lock:
+                last[-1].wait()
+                cache.add_(x)
+                last.append(stream.record_event())
+        return x
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(answer, stream) for stream in streams]
+        started.set()
+        found = [future.result() for future in futures]
+    for stream, item in zip(streams, found, strict=True):
+        main().wait_stream(stream)
+        item.record_stream(main())
+    return [*found, cache]
+
+
 def mixed_precision_with_a_loader() -> torch.Tensor:
     net = model()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
@@ -297,6 +357,11 @@ def many_layers() -> torch.Tensor:
     return net[0].weight.detach()
 
 
+def test_a_batch_of_a_thread_is_waited_for() -> None:
+    found = sanitize(loading_in_a_thread(waits=False)).findings
+    assert {finding.kind for finding in found} >= {"race"}
+
+
 def test_graphs_that_share_a_pool_are_not_replayed_at_once() -> None:
     found = sanitize(graphs_that_share_a_pool(False)).findings
     assert {finding.kind for finding in found} == {"lifetime"}
@@ -311,6 +376,8 @@ PROGRAMS = [
     offloading_activations,
     training_with_a_graph,
     data_parallel_threads,
+    loading_in_a_thread(),
+    threads_that_share_a_model,
     torchs_data_parallel(True),
     torchs_data_parallel(False),
     mixed_precision_with_a_loader,
