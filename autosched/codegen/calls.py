@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten, of_its_kind
-from autosched.codegen.functions import Bound, Functions, literal, quoted
+from autosched.codegen.functions import Bound, Functions, literal, quoted, torch_path
 from autosched.codegen.names import Names, identifier
 from autosched.graph.task import Here, Merged, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
@@ -66,7 +66,9 @@ class _Writer(NamedTuple):
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
-        if isinstance(fn, Method) and args and isinstance(args[0], Value):
+        path = None if self.functions.exact else torch_path(fn)
+        is_method = isinstance(fn, Method) or (path or "").startswith("torch.Tensor.")
+        if is_method and args and isinstance(args[0], Value):
             called = f"{self.item(args[0])}.{fn.__name__}"
             args = args[1:]
         else:

@@ -63,6 +63,7 @@ class Order:
     I, W), ``copy`` those of a copy between devices. Raises ScheduleError unless each stage is on one
     device, with one forward and one backward for each micro-batch, and no device waits forever.
 
+    >>> from autosched.parallel import order
     >>> order("1f1b", 2, 3)
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
@@ -81,6 +82,7 @@ class Order:
     def devices(self) -> tuple[int, ...]:
         """The device of each stage.
 
+        >>> from autosched.parallel import order
         >>> order("interleaved", 2, 1).devices, order("zb-v", 2, 1).devices
         ((0, 1, 0, 1), (0, 1, 1, 0))
         """
@@ -114,6 +116,7 @@ class Order:
         may begin the next step meanwhile. Arguments are those of ``order``; default: those that it
         was made for.
 
+        >>> from autosched.parallel import order
         >>> order("1f1b", 4, 9).bubble()
         0.25
         """
@@ -137,6 +140,7 @@ class Order:
         A forward takes those of its stage, of which the gradient by the input releases a half, and
         the gradient by the weights the other.
 
+        >>> from autosched.parallel import order
         >>> order("gpipe", 2, 6).peak(), order("1f1b", 2, 6).peak()
         ((6.0, 6.0), (2.0, 1.0))
         """

@@ -123,7 +123,7 @@ def test_a_small_program_reads_like_this():
         (lambda g, x, y: torch.special.expit(x), "t = torch.special.expit(x)"),
         (lambda g, x, y: g.add(torch.ops.aten.mm.default, x, y), "t = torch.ops.aten.mm.default(x, y)"),
         (lambda g, x, y: g.add(torch.ops.aten.mm, x, y), "t = torch.ops.aten.mm(x, y)"),
-        (lambda g, x, y: g.add(torch.Tensor.relu, x), "t = torch.Tensor.relu(x)"),
+        (lambda g, x, y: g.add(torch.Tensor.relu, x), "t = x.relu()"),
         (lambda g, x, y: g.add(torch.Tensor.add, 1, x), "t = torch.Tensor.add(1, x)"),
         (lambda g, x, y: g.add(torch.zeros, (2,), dtype=torch.int8), "t = torch.zeros((2,), dtype=torch.int8)"),
         (

@@ -423,14 +423,3 @@ def test_a_marked_function_finds_its_modules_and_has_what_it_calls_within() -> N
     graph = asc.capture(lambda x: head(gelu(gelu(x))), torch.ones(4, 3))
     assert graph.input_names == ("weight", "bias", "x")
     assert named(graph) == ["gelu", "gelu_1", "head"]
-
-
-# ---- as code
-
-
-def test_a_marked_function_is_taken_over_as_text() -> None:
-    graph = asc.Graph()
-    graph.output(y=gelu(graph.input("x")))
-    code = asc.schedule(graph, asc.Machine.emulated(gpus=0)).code
-    assert code.given == {}
-    assert "\n\ndef gelu(x: Tensor) -> Tensor:\n" in code or "import gelu" in code

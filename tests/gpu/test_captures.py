@@ -187,7 +187,14 @@ PROGRAMS: dict[str, tuple[Program, Callable[[nn.Module], nn.Module]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# Fake tensors of simulated GPUs are meta tensors to torch's autocast, which casts none of them.
+UNLIKE_GPUS = pytest.mark.xfail(reason="captures on simulated GPUs have no casts", strict=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[UNLIKE_GPUS] * (name == "with_autocast")) for name in PROGRAMS],
+)
 def test_programs_on_gpus_do_what_they_do_eagerly(name: str) -> None:
     fn, of_model = PROGRAMS[name]
     left = []
