@@ -150,7 +150,7 @@ class Step:
             if failed or last is None or last.built.places or last.template.switches:
                 self.wait()
             self._futures = [future for future in self._futures if future not in ended]
-            found = self._known.find(batch, {}) if self._futures else None
+            found = self._find(batch) if self._futures else None
             inputs: dict[str, Any]
             if found and found.value and found.value[1] is last and found.inputs is not None:
                 planned = found.value[1]
@@ -324,10 +324,18 @@ class Step:
         """
         with self._guard:
             self.wait()
-            found = self._known.find(batch, {})
+            found = self._find(batch)
             if self._group is None or found.value is not None:
                 return self._planned(batch, found, None if found.value is None else found.value[0])
             return self._agreed_plan(batch)
+
+    def _find(
+        self, batch: Sequence[Any], fits: Callable[[tuple[_Counts, Planned]], bool] | None = None
+    ) -> Found[tuple[_Counts, Planned]]:
+        """Return what is known of a call, of which learning rate schedulers are told."""
+        if hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
+            vars(self.optimizer).setdefault("_opt_called", True)  # as ``optimizer.step()`` does
+        return self._known.find(batch, {}, fits)
 
     def _agreed_plan(self, batch: Sequence[Any]) -> tuple[Planned, _Tensors]:
         """Return the plan of a call, on which all ranks agree, and the call's tensors, by name.
@@ -335,7 +343,7 @@ class Step:
         Ranks have the same state then.
         """
         if self._group is None:
-            return self._planned(batch, self._known.find(batch, {}), None)
+            return self._planned(batch, self._find(batch), None)
         agreed = None
         varying = vars(self._training.varying)
         before = deepcopy(varying)
@@ -348,7 +356,7 @@ class Step:
             varying.update(before)  # a setting that changed on one rank alone
             raise
         counts = agreed if self._divided else (same_rows(agreed),)
-        found = self._known.find(batch, {}, lambda value: value[0] == counts)
+        found = self._find(batch, lambda value: value[0] == counts)
         return self._planned(batch, found, counts)
 
     def _agreed(self, group: ProcessGroup, batch: Sequence[Any]) -> tuple[int, ...] | None:
@@ -362,7 +370,7 @@ class Step:
 
         def own() -> list[int]:
             nonlocal key
-            key = self._known.find(batch, {}).key
+            key = self._find(batch).key
             if self._described[0] is not key:
                 lines = self._lines(batch, key, numbers=False)
                 self._described = key, zlib.crc32(repr(lines).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -439,6 +440,23 @@ def test_a_rate_that_changes_in_each_step_is_an_input(name: str, how: Any) -> No
     optimize = lambda parameters: getattr(optim, name)(parameters, lr=1e-2)  # noqa: E731
     assert_trains_as_serially(make, rows, small(), vectors(*[6] * 6), optimize, between=slower)
     assert len(made[0]) <= 3  # with the optimizer's state, and without; and for the other path
+
+
+def test_a_scheduler_is_told_that_the_optimizer_steps() -> None:
+    """It warned that it was called before the optimizer."""
+    model = nn.Linear(8, 4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    rates = optim.lr_scheduler.StepLR(optimizer, 1)
+    with (
+        warnings.catch_warnings(),
+        data_parallel(1)(model, functional.cross_entropy, optimizer) as step,
+    ):
+        warnings.simplefilter("error", UserWarning)
+        made = planned(step)
+        for batch in vectors(6, 6, 6):
+            step(*batch)
+            rates.step()
+        assert len(made) == 1
 
 
 def test_what_needs_the_number_of_a_rate_is_planned_again_and_says_so() -> None:
