@@ -2,7 +2,7 @@
 
 The graphs are random ones in layers. If `make browser` has installed a browser, it measures
 the time until the page is ready, and the median times of rendering the whole timeline and a
-hundredth of it, with the pixels read back.
+hundredth of it, with the layout of its elements.
 """
 
 from __future__ import annotations

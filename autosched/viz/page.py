@@ -75,7 +75,8 @@ def page_html(
     packed = json.dumps(data, separators=(",", ":"))
     folder = files("autosched.viz") / "web"
     summaries = (f"{name} {summary(timeline)}" for name, timeline in timelines.items())
-    shown = list(entries(list(timelines.values()), phases(graph), copies=True))
+    copies = any(isinstance(instruction, Copy) for instruction in program)
+    shown = list(entries(list(timelines.values()), phases(graph), copies))
     parts = {
         "title": escape(title or graph.name),
         "summary": escape("; ".join(summaries)),
@@ -249,8 +250,7 @@ def _times(
 
     The stream is the first one of the item. ``idle`` is None for items that did not run.
     """
-    at = {(span.run, span.instruction): span for span in timeline.spans}
-    spans = {key: span for key, span in at.items() if key in item_at}
+    spans = {_key(span): span for span in timeline.spans}
     idle: list[int | None] = [None] * len(on)
     seconds = [0] * len(on)
     ended: dict[int, int] = {}  # by stream
