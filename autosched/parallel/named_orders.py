@@ -270,10 +270,18 @@ def _best(wanted: Wanted) -> Sequence[Rows]:
         if name != BEST and named.can_have(wanted.laps):
             layout = named.places(wanted.devices, wanted.laps)
             layouts.setdefault(layout, []).extend(_orders(named.rows(wanted), wanted))
-    plan = {1: zero_bubbles.line, 2: zero_bubbles.v_shape}.get(wanted.laps)
-    rows = None if plan is None else _filled(plan, wanted, memory)
     own = ORDERS[BEST].places(wanted.devices, wanted.laps)
-    layouts[own] += _orders([_serial(own, wanted.chunks), *([rows] if rows else [])], wanted)
+    more = [_serial(own, wanted.chunks)]
+    plan, usual = {1: (zero_bubbles.line, 2), 2: (zero_bubbles.v_shape, 1)}.get(
+        wanted.laps, (None, 0)
+    )
+    if (
+        plan is not None
+        and memory > usual * wanted.devices
+        and (rows := _filled(plan, wanted, memory))
+    ):
+        more.append(rows)
+    layouts[own] += _orders(more, wanted)
     found = []
     for orders in layouts.values():
         fitting = [one for one in orders if max(one.peak()) <= memory]

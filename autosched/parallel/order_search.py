@@ -272,6 +272,8 @@ def improved(order: Order, memory: float, moves: int) -> Order:
     ``memory`` is in micro-batches. The same arguments give the same order.
     """
     order = order.split()
+    if order.bubble() <= 0.0:
+        return order
     places, chunks = order.devices, order.chunks
     stages, devices = len(places), len(order.rows)
     numbers = [

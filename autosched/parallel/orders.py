@@ -76,7 +76,7 @@ class Order:
 
     def __post_init__(self) -> None:
         _check(self.name, self.rows)
-        self._starts(self.table, self.copy)
+        _ = self._own_starts  # which is refused where devices wait for each other
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -101,6 +101,8 @@ class Order:
 
     def split(self) -> Order:
         """Return the order with the two parts of each backward, one after the other."""
+        if not any(action.kind == "B" for row in self.rows for action in row):
+            return self
         rows = tuple(tuple(chain.from_iterable(map(_parts, row))) for row in self.rows)
         return replace(self, rows=rows)
 
@@ -121,7 +123,7 @@ class Order:
         0.25
         """
         table = self._table(seconds)
-        starts = self._starts(table, self.copy if copy is None else copy)
+        starts = self.starts(seconds, copy)
         longest = max(
             starts[row[-1]] + _seconds(table, row[-1]) - starts[row[0]] for row in self.rows
         )
@@ -132,6 +134,8 @@ class Order:
         self, seconds: Seconds | None = None, copy: float | None = None
     ) -> dict[Action, float]:
         """Return when each action starts, in seconds. Arguments as of ``bubble``."""
+        if seconds is None and copy is None:
+            return dict(self._own_starts)
         return self._starts(self._table(seconds), self.copy if copy is None else copy)
 
     def peak(self) -> tuple[float, ...]:
@@ -215,6 +219,10 @@ class Order:
 
     def __repr__(self) -> str:
         return "\n".join(" ".join(map(str, row)) for row in self.rows)
+
+    @cached_property
+    def _own_starts(self) -> dict[Action, float]:
+        return self._starts(self.table, self.copy)
 
     def _table(self, seconds: Seconds | None) -> Table:
         laps = len(self.devices) // len(self.rows)

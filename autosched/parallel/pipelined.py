@@ -244,6 +244,7 @@ class _Study:
         self.shares = divided(self.rows, [1] * self.replicas)  # rows of each replica
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
+        self.best_stages: int | None = None  # of each device, for the best order
         self.best_memory: dict[int, float | None] = {}  # of the best order, by micro-batches
         # Bytes that the optimizer adds, by parameter.
         self.new_state: dict[str, float] | None = None
@@ -268,19 +269,13 @@ class _Study:
         errors = list[ScheduleError]()
         for name in self._orders(pair):
             best = math.inf
-            if (
-                name == BEST
-                and self.schedule == "auto"
-                and (fitting := [t for t in tried if t.fits])
-            ):
-                numbers = [min(fitting, key=lambda one: one.seconds).chunks]
+            fitting = [one for one in tried if one.fits]
+            if name == BEST and fitting:  # which takes long to find
+                fastest = min(fitting, key=lambda one: one.seconds)
+                numbers, self.best_stages = [fastest.chunks], self._stages_of(fastest.order)
             for number in numbers:
                 try:
-                    tried.append(
-                        self._tried_best(number, pair)
-                        if name == BEST
-                        else self._tried(name, number, pair)
-                    )
+                    tried.append(self._tried(name, number, pair))
                 except ScheduleError as error:  # such as random numbers in another order
                     errors.append(error)
                     break
@@ -361,8 +356,13 @@ class _Study:
         if isinstance(self.schedule, Order):
             places = self.schedule.devices
         else:
-            places = ORDERS[name].places(len(devices), self.stages)
+            places = ORDERS[name].places(len(devices), self._stages_of(name))
         return tuple(devices[rank] for rank in places)
+
+    def _stages_of(self, name: str) -> int:
+        """Return how many stages of an order each device has."""
+        wanted = self.best_stages if self.stages is None and name == BEST else self.stages
+        return ORDERS[name].laps[0] if wanted is None else wanted
 
     def _splits_backward(self, name: str) -> bool:
         if isinstance(self.schedule, Order):
@@ -467,20 +467,21 @@ class _Study:
 
     # ---- steps
 
-    def _tried_best(self, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate the best order with less and less memory, until it fits."""
+    def _tried(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
+        """Simulate a step; the best order with less and less memory, until it fits."""
         limits: Sequence[float | None] = [self.memory]
-        if self.memory is None and self._is_limited:
+        if name == BEST and self.memory is None and self._is_limited:
             p = len(self.groups[0])
             several = {min(n, chunks) for n in (chunks, 2 * p, p, p // 2 + 1, (p + 4) // 3, 1)}
             limits = sorted(several, reverse=True)
-        for self.best_memory[chunks] in limits:
-            found = self._tried(BEST, chunks, pair)
+        for memory in limits:
+            self.best_memory[chunks] = memory
+            found = self._simulated(name, chunks, pair)
             if found.fits:
                 break
         return found
 
-    def _tried(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
+    def _simulated(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate a step without a limit of memory."""
         variant = self._variant(name, pair)
         sizes = shares(self.shares[0], chunks)
@@ -559,7 +560,7 @@ class _Study:
             ]
             devices = len(self.groups[0])
             memory = self.best_memory.get(chunks) if name == BEST else self.memory
-            places = ORDERS[name].places(devices, self.stages)
+            places = ORDERS[name].places(devices, self._stages_of(name))
             orders = orders_of(
                 name, devices, chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
                 stages=len(places) // devices, memory=memory,

@@ -250,6 +250,12 @@ def test_stages_of_different_seconds_have_no_bubble():
     assert best.bubble() == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("seconds", [(0, 0, 0), (1, 0, 0), (0, 0, 1)])
+def test_actions_may_take_no_time(name, seconds):
+    assert 0 <= order(name, 3, 4, seconds=seconds, copy=0.5).bubble() < 1
+
+
 def test_an_order_needs_the_memory_that_it_needs():
     assert order("1f1b", 8, 24, memory=8).peak()[0] == 8
     with pytest.raises(asc.ScheduleError, match=r"'1f1b' holds .* 8 micro-batches .* memory=7"):

@@ -452,3 +452,19 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
     assert roomy.best == whole
     tight = curve(limit)
     assert (tight.best.chunks, tight.tried[0].fits) == (16, False)
+
+
+def test_the_best_order_fits_into_the_memory_of_devices() -> None:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())))
+    batch = torch.randn(4096, 16), torch.randn(4096, 16)
+
+    def tried(machine: asc.Machine, memory: float | None = None) -> Any:
+        make = pipeline(2, machine=machine, schedule="best", chunks=8, memory=memory)
+        with make(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1)) as step:
+            return step.curve(*batch, chunks=[8]).best
+
+    roomy, least = tried(limited(1e9)), tried(limited(1e9), memory=1)
+    limit = (roomy.nbytes + least.nbytes) / 2
+    tight = tried(limited(limit))
+    assert least.nbytes <= tight.nbytes <= limit < roomy.nbytes
+    assert roomy.seconds <= tight.seconds <= least.seconds
