@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import autosched as asc
+from autosched.runtime.threads.interleaver import Interleaver
 
 GENEROUS = 30  # seconds until a test that hangs fails
 TWO_GPUS = asc.Machine.emulated(gpus=2)
@@ -115,3 +116,29 @@ def test_a_schedule_may_call_others_and_one_of_them_twice():
     outer = calling("outer", lambda x: middle(x=inner(x=x)["y"])["y"])
     for _ in range(3):
         assert ended(lambda: outer(x=torch.zeros(1))["y"].item()) == 3
+
+
+def test_a_thread_that_is_late_does_not_end_the_next_run(monkeypatch):
+    """The spare thread that executes a call with a timeout has ended it, and tidies up later."""
+    caller, begun, tidied = threading.current_thread(), threading.Event(), threading.Event()
+    clear, drive = Interleaver.clear, Interleaver.drive
+
+    def clear_later(self, *runs):
+        is_spare = threading.current_thread() is not caller
+        if is_spare:
+            begun.wait(GENEROUS)
+        clear(self, *runs)
+        if is_spare:
+            tidied.set()
+
+    def drive_later(self, run):
+        if threading.current_thread() is caller:
+            begun.set()
+            assert tidied.wait(GENEROUS)
+        drive(self, run)
+
+    monkeypatch.setattr(Interleaver, "clear", clear_later)
+    monkeypatch.setattr(Interleaver, "drive", drive_later)
+    schedule = calling("a", lambda x: x + 1, "virtual")
+    assert schedule(x=torch.zeros(1), timeout=GENEROUS)["y"].item() == 1
+    assert schedule(x=torch.ones(1))["y"].item() == 2

@@ -82,14 +82,14 @@ class Interleaver(ThreadTeam):
         super().close()
         self.clear()
 
-    def clear(self) -> None:
-        """Leave all runs, unless a thread is in one of their tasks, which goes on."""
+    def clear(self, only: Run | None = None) -> None:
+        """Leave all runs, or one, unless a thread is in one of their tasks, which goes on."""
         if not self._driving.acquire(blocking=False):
             return
         try:
-            self._simulated.clear()
             for name, queue in self._queues.items():
-                while queue:
+                while queue and only in (None, queue[0]):
+                    self._simulated.pop(name, None)
                     queue.popleft().leave(name)
         finally:
             self._driving.release()
@@ -130,7 +130,7 @@ class _DrivenCall(Run):
         except BaseException as error:  # of ``choose``, or an interrupt
             self.stop(Fault(-1, error))
         finally:
-            self._team.clear()
+            self._team.clear(self)  # others may have begun the next one
 
 
 class _Simulated:
