@@ -2,8 +2,8 @@
 
 Two processes send a tensor to and fro. In turn, in the same processes, a program of
 torch.distributed does so by isend and irecv, into the same memory at each hop; another one into
-memory of its own for each hop, where receives begin ahead; and a schedule, whose ranks compare their
-inputs before each call. A row has the least time per hop of each.
+memory of its own for each hop, where receives begin ahead; and a schedule, which has such memory,
+and whose ranks compare their inputs before each call. A row has the least time per hop of each.
 Idle cores of virtual machines take a millisecond to wake, so only the ratio is of use.
 
 Then processes run a step in a loop, one of them is killed at a random moment, and the others

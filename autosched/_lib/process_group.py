@@ -63,7 +63,7 @@ _NEVER_SENT = 2**31 - 1  # a tag
 class ProcessGroup:
     """The place of this process among those of torch's default group.
 
-    ``ways`` has two groups of gloo: what goes to lower ranks and what goes to higher ones do not
+    ``ways`` has two groups of gloo: what goes to higher ranks and what goes to lower ones do not
     wait for each other. ``devices`` has the same for NCCL, if GPUs exchange data directly.
     """
 
@@ -197,6 +197,10 @@ class ProcessGroup:
             if isinstance(error, AutoschedError):
                 raise
             raise self.lost(what, None, error) from error
+
+    def way(self, source: int, target: int, is_direct: bool = False) -> Any:
+        """Return the group for what one rank sends to another, if ``is_direct`` between GPUs."""
+        return (self.devices if is_direct else self.ways)[target > source]
 
     # ---- failures
 

@@ -6,10 +6,9 @@ it waits for those. No thread waits for a copy that nobody needs yet.
 
 Each copy has a number, which is its tag; NCCL has no tags, and both ranks start its copies in the
 order of the program. In the first run a description goes ahead of each value; ahead of plain data,
-such as numbers, in each run. From then on both sides know what comes: each thread is ready for one
-value more than it has asked for, so that it can arrive while the thread computes, values of one
-description are received in the same memory, in turn, and the sender compares before it sends, because
-gloo aborts a receiver that gets more than it expects.
+such as numbers, in each run. From then on both sides know what comes: the receiver is ready from the
+beginning of a run, in memory that it keeps, and the sender compares before it sends, because gloo
+aborts a receiver that gets more than it expects.
 
 Where connections close, gloo never wakes who waits for a copy of which a part is under way. So
 threads that still wait a moment later are given up, and the run ends without them.
@@ -22,7 +21,6 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +37,6 @@ from autosched.runtime.backends.host import overwritten
 
 _PATIENCE = 0.2  # seconds for waits to end when connections are lost
 _LONGEST = 1 << 16  # bytes of a description: its receiver does not know how long it is
-_TRIED = 3  # buffers, for one that nobody uses
 
 
 class Exchange:
@@ -66,11 +63,7 @@ class Exchange:
         self.waiting: dict[int, _End] = {}  # by thread
         self._ends: dict[Send | Receive, deque[_Send | _Receive]] = defaultdict(deque)
         self._by_stream: dict[Stream, list[_End]] = {}
-        self._first: list[_Receive] = []  # of each thread
-        latest: dict[str | None, _Receive] = {}  # of each thread
-        # Memory into which nothing is received now, by description, oldest first.
-        most = sum(isinstance(item, Receive) for item in part)
-        self.idle: dict[str, deque[ReceiveBuffer]] = defaultdict(partial(deque, maxlen=most))
+        self._receives: list[_Receive] = []
         self._sent: dict[int, list[_End]] = {}  # by the identity of a value
         self._awaited: dict[tuple[Stream, int], list[_End]] = {}
         self._recorded = recorded = dict[int, list[_End]]()
@@ -99,12 +92,7 @@ class Exchange:
                 self._by_stream.setdefault(item.stream, []).append(made)
             if isinstance(made, _Receive) and here not in direct:
                 made.is_pinned = (item.value, item.version) in onward
-                thread = threads[item.stream]
-                if thread in latest:
-                    latest[thread].following = made
-                else:
-                    self._first.append(made)
-                latest[thread] = made
+                self._receives.append(made)
         group.users.add(self)
 
     # ---- compiling
@@ -147,10 +135,10 @@ class Exchange:
     # ---- running
 
     def begin(self) -> None:
-        """Begin a run: be ready for the first value of each thread."""
+        """Begin a run: be ready to receive what is known to come."""
         self.group.check()
         self._sent.clear()
-        for received in self._first:
+        for received in self._receives:
             received.post()
 
     @property
@@ -191,7 +179,9 @@ class _End:
     """
 
     started: Sequence[Any] | None = None
-    known: Any = None  # the description of what each run copies; a receiver has alignments, too
+    known: Any = (
+        None  # the description of what is copied in each run; a receiver has alignments too
+    )
 
     def __init__(
         self,
@@ -212,10 +202,10 @@ class _End:
         self.name = f"{half}, {where}"
         self.value = half.value
         self.device = device
-        is_send = isinstance(half, Send)
-        goes_up = is_send == (peer > group.rank)
-        ways = group.ways[goes_up], (group.ways if device is None else group.devices)[goes_up]
-        self._ways = [each.send if is_send else each.recv for each in ways]
+        ends = (group.rank, peer) if isinstance(half, Send) else (peer, group.rank)
+        host = group.way(*ends)
+        way = host if device is None else group.way(*ends, is_direct=True)
+        self._ways = [each.send if isinstance(half, Send) else each.recv for each in (host, way)]
         self._tag = tag
         self._guard = threading.Lock()
 
@@ -299,20 +289,21 @@ class _Send(_End):
 
 
 class _Receive(_End):
-    """Receives a value, into memory of an earlier one if that is free."""
+    """Receives a value, into the memory of the last run if that is free."""
 
     is_pinned = False  # whether the memory is page-locked
-    following: _Receive | None = None  # of its thread
-    _kind = ""  # names the description, the alignments, and whether the memory is page-locked
-    _buffer: ReceiveBuffer
-    _posted: list[Any] | None = None  # works that were started ahead
+    _buffer: ReceiveBuffer | None = None
+    _posted: list[Any] | None = None  # works that were started at the beginning of the run
     _into: Any = None  # memory that exists
 
     def post(self) -> None:
         """Be ready to receive, if it is known what comes, unless that is so already."""
-        if self.known is not None and self._posted is None:
-            self._buffer = self._free()
-            self._posted = self.start(self._buffer.rows)
+        if self.known is None or self._posted is not None:
+            return
+        if self._buffer is None or not self._buffer.is_free():
+            description, at = self.known
+            self._buffer = ReceiveBuffer(description, at, self.device, self.is_pinned)
+        self._posted = self.start(self._buffer.rows)
 
     def __call__(self, _: Any, into: Any) -> Any:
         """Start to receive a value, perhaps into memory that exists; return it."""
@@ -321,44 +312,30 @@ class _Receive(_End):
         self.post()
         if not is_fixed(self.known[0]):
             self.known = None
+        buffer = self._buffer
+        assert buffer is not None
         self.started, self._posted, self._into = self._posted, None, into
-        value = self._buffer.value if into is None else into
         if self.device is not None:
             self.wait()
-        elif self.following is not None:
-            self.following.post()
-        return value
+            self._buffer = None  # its memory is the program's
+        return buffer.value if into is None else into
 
     def _learn(self) -> None:
         """Wait for the description of a value."""
         row = torch.zeros(_LONGEST, dtype=torch.uint8)
         self.end(self.start([row], is_description=True))
-        text = bytes(row.numpy()).rstrip(b"\0").decode()
-        self.known = json.loads(text)
-        self._kind = f"{text} {self.is_pinned}"
-
-    def _free(self) -> ReceiveBuffer:
-        """Return memory that nobody uses."""
-        idle = self.exchange.idle[self._kind]
-        for _ in range(min(len(idle), _TRIED)):
-            buffer = idle.popleft()
-            if buffer.is_free():
-                return buffer
-            idle.append(buffer)
-        description, at = self.known
-        return ReceiveBuffer(description, at, self.device, self.is_pinned)
+        self.known = json.loads(bytes(row.numpy()).rstrip(b"\0"))
+        self._buffer = None
 
     def end(self, works: Sequence[Any]) -> None:
         """Wait for works, and put what has arrived in its places."""
         super().end(works)
         if works is self.started:
+            assert self._buffer is not None
             self._buffer.spread()
             if self._into is not None:
                 overwritten(self._into, self._buffer.value)
                 self._into = None
-            # Memory of a GPU is the program's; plain data may be others in the next run.
-            if self.device is None and self.known is not None:
-                self.exchange.idle[self._kind].append(self._buffer)
 
 
 # ---- values as rows of bytes, and descriptions of them
