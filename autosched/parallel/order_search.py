@@ -272,7 +272,7 @@ def improved(order: Order, memory: float, moves: int) -> Order:
     ``memory`` is in micro-batches. The same arguments give the same order.
     """
     order = order.split()
-    if order.bubble() <= 0.0:
+    if order.bubble() <= 0.0 or not any(map(any, order.table)):
         return order
     places, chunks = order.devices, order.chunks
     stages, devices = len(places), len(order.rows)
