@@ -1,10 +1,10 @@
 """Compare orders of pipelines with those that were published: bubbles and memory, by simulation.
 
 Times of stages, and what the authors' own generators make of them, are from sail-sg's repository
-zero-bubble-pipeline-parallelism (commits f68d387, 5234a81, 39f2c18, 064369d), run unchanged. A
-bubble is the share of time in which the busiest device is idle, from its first start to its last
-end. Memory is in micro-batches whose activations a device holds; p is the number of devices. Times
-of equal stages are those of a whole device.
+zero-bubble-pipeline-parallelism (commits f68d387, 5234a81, 39f2c18, 064369d); V-Half and V-Min were
+computed with a shortened copy of theirs. A bubble is the share of time in which the busiest device
+is idle, from its first start to its last end. Memory is in micro-batches whose activations a device
+holds; p is the number of devices. Times of equal stages are those of a whole device.
 """
 
 from __future__ import annotations
