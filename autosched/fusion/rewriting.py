@@ -16,6 +16,9 @@ Six kinds of operators are replaced by others with the same results:
   writes to a part change the whole.
 
 In-place operators become others, whose results are copied.
+
+On a CPU, Inductor lets images have the channels last, but those that ``convolution_backward`` takes
+lie as the graph says. So ``ChannelsLast`` has the graph say so; otherwise such images are copied.
 """
 
 from __future__ import annotations
@@ -71,6 +74,49 @@ class Rewriter(torch.fx.Interpreter):
         if target._schema.name.startswith(f"aten::{_FOREACH}"):
             return _each(target, args, kwargs, expected)
         return _one(target, args, kwargs, expected)
+
+
+class ChannelsLast(torch.fx.Interpreter):
+    """Calls the operators of a graph; images that are convolved on a CPU have the channels last.
+
+    The graph writes to nothing but its arguments, at its end. Results lie as before.
+    """
+
+    @staticmethod
+    def pays(graph: torch.fx.GraphModule) -> bool:
+        """Whether a graph has gradients of convolutions on a CPU."""
+        found = graph.graph.find_nodes(op="call_function", target=_CONVOLUTIONS[1])
+        return any(node.args[0].meta["val"].device.type == "cpu" for node in found)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the results of a call."""
+        if target in _CONVOLUTIONS:
+            args = tuple(map(_with_channels_last, args))
+        elif target in _RESHAPED:  # a view, where elements lie as before
+            target = aten.reshape.default
+        return super().call_function(target, args, kwargs)
+
+    def output(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the results."""
+        nodes: Any = self.graph.output_node().args[0]
+        expected = [node.meta["val"] for node in nodes]
+        return [
+            result if result.stride() == value.stride() else _like(result, value)
+            for result, value in zip(args[0], expected, strict=True)
+        ]
+
+
+_CONVOLUTIONS = aten.convolution.default, aten.convolution_backward.default
+_RESHAPED = aten.view.default, aten._unsafe_view.default
+
+
+def _with_channels_last(arg: Any) -> Any:
+    is_image = isinstance(arg, Tensor) and arg.dim() == 4 and arg.device.type == "cpu"
+    return arg.contiguous(memory_format=torch.channels_last) if is_image else arg
+
+
+def _like(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor.contiguous() if other.is_contiguous() else tensor
 
 
 _VIEWS = {

@@ -2,7 +2,8 @@
 
 1. Trace with fake tensors that have the strides of eager mode.
 2. Trace this graph again: without in-place operators, whose new values are copied into the
-   arguments at the end, and without operators that Inductor computes otherwise (``rewriting``).
+   arguments at the end, and without operators that Inductor computes otherwise (``rewriting``); and
+   once more if images should lie otherwise.
 3. Where what an argument had before it is written is copied into others, or is a result, as in a
    swap of two arguments or a history of buffers, let the graph read a copy of the argument, which
    is a further argument. Inductor removes copies that seem to change nothing, and would read what
@@ -26,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes
 from autosched._lib.tree import flatten
-from autosched.fusion.rewriting import READ_NUMBER, Rewriter, rewrites
+from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, rewrites
 from autosched.graph.effects import effects_of
 
 aten = torch.ops.aten
@@ -108,6 +109,8 @@ def trace(
                 raise NotTraceableError("an argument gets another shape")
             with torch._C._DisableAutocast():  # the casts are among the operators
                 graph = make_fx(functionalize(Rewriter(operators).run))(*fake)
+                if ChannelsLast.pays(graph):
+                    graph = make_fx(ChannelsLast(graph).run)(*fake)
             pairs = zip(_results(operators), _results(graph), strict=True)
             results = [_like(before.meta["val"], new.meta["val"].dtype) for before, new in pairs]
     except NotTraceableError:
