@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
@@ -84,12 +85,15 @@ def trained(sample: Sample, how: Callable[[Any], Any]) -> list[Any]:
 
 
 def differences(
-    given: list[Any], how: Callable[[Any], Any], equal: Callable[[Any, Any], bool]
+    given: list[Any],
+    how: Callable[[Any], Any],
+    equal: Callable[[Any, Any], bool],
+    most: int = FIRST,
 ) -> dict[str, str]:
     """Return how samples differ from eager mode, or why they are refused, by name."""
     found = {}
     for info in given:
-        for sample in (each for mode in (True, False) for each in samples(info, mode)):
+        for sample in (s for mode in (True, False) for s in islice(samples(info, mode), most)):
             try:
                 expected = trained(sample, lambda step: step)
             except RuntimeError:  # lazy modules, and what cannot be trained so
@@ -128,13 +132,13 @@ def captured(step: Any) -> Any:
 
 def test_some_modules_are_trained_as_in_eager_mode() -> None:
     given = modules()
-    assert unexpected(differences(given[::EACH], captured, bits)) == {}
+    assert unexpected(differences(given[::EACH], captured, bits, 1)) == {}
     assert len(given) > 100
 
 
 def test_modules_that_read_numbers_are_refused_for_that() -> None:
     given = [info for info in modules() if info.name in LOOK]
-    found = differences(given, captured, bits)
+    found = differences(given, captured, bits, 1)
     assert {name.partition("[")[0] for name in found} == LOOK.keys()
     assert unexpected(found) == {}
 

@@ -131,6 +131,7 @@ def test_a_step_that_writes_buffers_does_not_make_constants_of_them(
 
 
 @needs_compiler
+@pytest.mark.slow
 @torch.no_grad()
 def test_inductor_compiles_with_constants() -> None:
     model = network()[:3].eval()

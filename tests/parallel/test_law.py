@@ -212,7 +212,7 @@ def clip(model: nn.Module) -> object:
     return nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
-QUICK = 60
+QUICK = 40
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_bubbles_are_those_that_were_published(p, m, seconds, copy, bubbles, v, 
     assert order("interleaved", p, m, stages=v, **how).bubble() <= megatron + 5e-5
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     p=st.integers(1, 5), m=st.integers(1, 8), table=tables, copy=st.integers(0, 5), v=st.integers(1, 3),
     memory=st.integers(1, 8),

@@ -53,7 +53,7 @@ def test_a_pipeline_trains_as_the_whole_batch_does(order: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", some(ORDERS, "1f1b", "zb-v", "best"))
 def test_every_order_trains_as_micro_batches_one_after_another(name: str) -> None:
     make = pipeline(2, schedule=name, chunks=4, memory=4)
     assert_trains_as_serially(make, among(1, 4), chain(4), vectors(8, 7))
@@ -193,6 +193,7 @@ def test_1f1b_holds_less_than_gpipe_and_checkpoints_less_than_all() -> None:
     assert peak("gpipe", again) < 0.75 * peak("gpipe", plain)
 
 
+@pytest.mark.slow
 def test_the_number_of_micro_batches_is_the_best_of_the_curve() -> None:
     model, batch = wide(8, 64, rows=4096)
     with pipeline(4, chunks="auto")(
