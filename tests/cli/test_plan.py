@@ -124,7 +124,9 @@ def test_peaks_are_those_of_a_played_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     (row,) = rows_of(ways_of(given, "training"), asc.Machine.emulated(gpus=1))
     monkeypatch.setattr(capture, "check_modes", lambda: None)
     with playing(gpus=1):
-        step, (x,) = job()
+        # Copies of a model in host memory would be allocated whenever a thread issues them.
+        with torch.device("cuda"):
+            step, (x,) = job()
         with asc.compile(step, asc.Machine.local(), place={"*": "cuda:0"}) as run:
             run(x)
             run(x)
@@ -133,4 +135,4 @@ def test_peaks_are_those_of_a_played_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             run(x)
             torch.cuda.synchronize()
             measured = torch.cuda.max_memory_allocated()
-    assert row.peak == pytest.approx(measured, rel=0.05)
+    assert row.peak == pytest.approx(measured, rel=0.005)  # blocks are rounded up to 512 bytes
