@@ -1,0 +1,4 @@
+"""What is computed again instead of kept, so that a device's memory suffices.
+
+sequence    which steps of a device are repeated where: numbers alone, no graph
+"""

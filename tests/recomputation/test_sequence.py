@@ -1,0 +1,156 @@
+"""Plans of what is repeated: the law of every plan, optima by brute force, and known ones."""
+
+import functools
+import heapq
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.recomputation.sequence import Plan, Step, curve, least_room, recomputed
+
+
+def peak(steps: list[Step], order: tuple[int, ...]) -> float:
+    """Return the peak of an order, by the definition: a value is there from its run to its last reader."""
+    most = 0.0
+    for now in range(len(order)):
+        held = 0.0
+        for begin in range(now + 1):
+            step = order[begin]
+            later = order[begin + 1 :]
+            until = later.index(step) if step in later else len(later)
+            uses = [begin + 1 + i for i in range(until) if step in steps[later[i]].reads]
+            is_last = steps[step].is_kept and until == len(later)
+            if begin == now or is_last or (uses and uses[-1] >= now):
+                held += steps[step].nbytes
+        most = max(most, held)
+    return most
+
+
+def check(steps: list[Step], plan: Plan, limit: float) -> None:
+    """Check the law: first runs in order, repetitions where they may be, memory and time as said."""
+    seen = 0
+    for step in plan.order:
+        if step == seen:
+            seen += 1
+        else:
+            assert step < seen <= steps[step].last_repeat
+    assert seen == len(steps)
+    assert peak(steps, plan.order) == plan.peak <= limit
+    assert plan.seconds == pytest.approx(sum(steps[i].seconds for i in plan.order))
+    assert plan.bound <= plan.seconds
+
+
+def brute_force(steps: list[Step], limit: float) -> float:
+    """Return the least seconds, by trying each run and each loss in each state."""
+    best = {}
+    heap = [(0.0, 0, ())]
+    while heap:
+        took, following, memory = heapq.heappop(heap)
+        if (following, memory) in best:
+            continue
+        best[following, memory] = took
+        if following == len(steps) and all(i in memory for i, s in enumerate(steps) if s.is_kept):
+            return took
+        for lost in memory:
+            heapq.heappush(heap, (took, following, tuple(i for i in memory if i != lost)))
+        for i, step in enumerate(steps[: following + 1]):
+            may = i == following or following <= step.last_repeat
+            held = {*memory, i}
+            fits = sum(steps[j].nbytes for j in held) <= limit
+            if may and i not in memory and fits and {*step.reads} <= {*memory}:
+                after = took + step.seconds, following + (i == following), tuple(sorted(held))
+                heapq.heappush(heap, after)
+    return math.inf
+
+
+@st.composite
+def graphs(draw, most: int = 7) -> list[Step]:
+    count = draw(st.integers(1, most))
+    steps = []
+    for i in range(count):
+        near = st.integers(max(0, i - 5), i - 1) if i else st.nothing()
+        reads = draw(st.lists(near, max_size=3, unique=True)) if i else []
+        last = draw(st.sampled_from([-1, count - 1, count, count, draw(st.integers(i, count))]))
+        size, seconds = draw(st.integers(0, 4)), draw(st.integers(0, 5))
+        steps.append(Step(seconds, size, tuple(reads), last, draw(st.integers(0, 5)) == 0))
+    return steps
+
+
+def chain(length: int) -> list[Step]:
+    """Return steps forward, and as many back, each of which reads the one before and one forward."""
+    steps = [Step(1, 1, (i - 1,) if i else (), 2 * length) for i in range(length)]
+    for i in range(length):
+        steps.append(Step(1, 0, (length - 1 - i, length + i - 1)[: 2 if i else 1]))
+    return steps
+
+
+def planned(steps: list[Step], limit: float) -> Plan | None:
+    try:
+        return recomputed(steps, limit)
+    except MemoryLimitError:
+        return None
+
+
+@given(graphs())
+def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
+    top = int(peak(steps, tuple(range(len(steps)))))
+    for limit in range(top + 1):
+        best = brute_force(steps, limit)
+        plan = planned(steps, limit)
+        assert (plan.seconds if plan else math.inf) == best
+        if plan:
+            check(steps, plan, limit)
+            assert plan.bound == pytest.approx(best)
+            assert limit >= least_room(steps)
+
+
+@functools.cache
+def binomial(length: int, room: int) -> float:
+    """Return the fewest runs forward of a chain (Griewank and Walther, TOMS 26(1), 2000)."""
+    if length <= 1:
+        return length if room else math.inf * length
+    if room <= 1:
+        return math.inf
+    return min(
+        i + binomial(length - i, room - 1) + binomial(i - 1, room) for i in range(1, length + 1)
+    )
+
+
+@pytest.mark.parametrize(("length", "room"), [(4, 2), (5, 3), (6, 3), (6, 4)])
+def test_chains_are_repeated_as_often_as_known(length, room):
+    steps = chain(length)
+    plan = recomputed(steps, room)
+    check(steps, plan, room)
+    assert plan.seconds == length + binomial(length, room)
+
+
+@given(graphs(most=20), st.floats(0.3, 1))
+def test_plans_of_more_steps_keep_the_law(steps, part):
+    limit = round(part * peak(steps, tuple(range(len(steps)))))
+    if plan := planned(steps, limit):
+        check(steps, plan, limit)
+
+
+def test_a_lower_limit_is_never_faster():
+    steps = chain(12)
+    limits = [*range(12, 3, -2)]
+    plans = curve(steps, limits)
+    for plan, limit in zip(plans, limits, strict=True):
+        check(steps, plan, limit)
+    seconds = [plan.seconds for plan in plans]
+    assert seconds == sorted(seconds)
+    assert plans[0].order == tuple(range(24))
+
+
+def test_a_limit_that_suffices_is_named():
+    with pytest.raises(MemoryLimitError, match="any plan needs 5 B, and 5 B suffice"):
+        recomputed([Step(1, 2, (), 9), Step(1, 2, (0,), 9), Step(1, 2, (1,), 9)], 3, base=1)
+
+
+@pytest.mark.parametrize("limit", [-1, math.nan])
+def test_limits_are_amounts(limit):
+    with pytest.raises(ScheduleError, match="at least 0 B"):
+        recomputed([], limit)
