@@ -18,7 +18,7 @@ Lowering is a chain of passes, each from instructions to instructions:
                    several ranks: a copy between them is two lines
 
 Before these, ``resident_state`` chooses devices for state that stays there between runs. Sufficient
-memory changes nothing: ``fitted`` lowers again with a limit only if ``footprint`` exceeds the memory
+memory changes nothing: ``fitted`` lowers again with a limit only if ``peaks`` exceed the memory
 of a device. Then allocations are ordered by events after the frees that make room, so the limit holds
 for every interleaving of streams, not only in issue order.
 
@@ -42,7 +42,7 @@ from autosched.lowering.streams import assign_streams
 from autosched.placement import Placement, check
 from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Run
-from autosched.simulation.footprint import footprint
+from autosched.simulation.footprint import peaks
 
 __all__ = ["fits", "fitted", "lower"]
 
@@ -100,10 +100,9 @@ def lower(
 
 
 def fits(program: Program, problem: Problem) -> bool:
-    """Return whether every device has enough memory at all times, in issue order."""
-    courses = footprint(program, problem)
+    """Return whether every device has enough memory at all times, for any progress of threads."""
     device = problem.machine.device
-    return all(max(course) <= device(name).nbytes for name, course in courses.items())
+    return all(most <= device(name).nbytes for name, most in peaks(program, problem).items())
 
 
 def fitted(problem: Problem, placement: Placement) -> Program:

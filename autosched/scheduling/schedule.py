@@ -48,7 +48,7 @@ from autosched.scheduling.arguments import check_arguments, checked_count, check
 from autosched.scheduling.binding import Binding, binding_of
 from autosched.scheduling.kept_state import ResidentState
 from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
-from autosched.simulation.footprint import footprint, memory_over_time
+from autosched.simulation.footprint import memory_over_time, peaks
 from autosched.simulation.plan import Plan
 from autosched.simulation.simulate import simulate
 from autosched.timeline.timeline import Timeline
@@ -569,14 +569,13 @@ class Schedule(Plan):
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
-        """Predicted peak memory of each device, without what tasks allocate temporarily.
+        """Peak memory of each device, without what tasks allocate temporarily.
 
-        It is the maximum of ``autosched.simulation.footprint``. A value counts as
-        ``costs.default_nbytes``, which is 0, unless costs know its bytes: from ``nbytes=``, or
-        ``examples=`` of ``schedule``.
+        No run holds more, whichever threads are ahead: see ``autosched.simulation.footprint``. A
+        value counts as ``costs.default_nbytes``, which is 0, unless costs know its bytes: from
+        ``nbytes=``, or ``examples=`` of ``schedule``.
         """
-        courses = footprint(self.program, self.problem)
-        return {name: max(course) for name, course in courses.items()}
+        return peaks(self.program, self.problem)
 
     @cached_property
     def serial_seconds(self) -> float:

@@ -1,27 +1,41 @@
 """Predict how many bytes each device holds.
 
-``footprint`` walks a program in issue order, and ``memory_over_time`` uses the times of a timeline.
-Issue order is the order in which torch's caching allocator hands out and takes back memory: on the
-host, when instructions are issued, not when devices execute them. This module reads a program and
-the bytes of values, and decides nothing. It does not know the temporary memory of a running task
-(which includes results that nothing uses), or the rounding and caching of the allocator.
+torch's caching allocator hands out and takes back memory on the host, when instructions are issued,
+not when devices execute them. ``footprint`` walks a program in issue order, in which one thread
+issues it. Streams that wait for a CPU are issued by threads of their own (see ``program.units``),
+and these may be ahead of others: a thread that issues copies allocates their memory as early as the
+program lets it. ``peaks`` bounds what a device holds for any progress of the threads.
+``memory_over_time`` uses the times of a timeline.
+
+This module reads a program and the bytes of values, and decides nothing. It does not know the
+temporary memory of a running task (which includes results that nothing uses), or the rounding and
+caching of the allocator.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autosched._lib.allowed import is_storage
 from autosched._lib.gc_pause import without_collecting
 from autosched.problem import Problem
 from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.program.residency import Buffer, Buffers
+from autosched.program.units import waiting_for_host
 from autosched.timeline.timeline import Timeline
 
 History = tuple[tuple[float, float], ...]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_CLOCKED = 32  # threads, the busiest; of others, all that they may ever hold counts
 
 
 @without_collecting()
@@ -46,11 +60,39 @@ def footprint(program: Program, problem: Problem) -> dict[str, tuple[float, ...]
     if program.in_flight == 1:
         return histories
     others = program.in_flight - 1
-    needs = {name: _needs(history, math.inf) for name, history in histories.items()}
     return {
-        name: tuple(nbytes + others * needs[name].each for nbytes in history)
-        for name, history in histories.items()
+        name: tuple(nbytes + others * need.each for nbytes in histories[name])
+        for name, need in needs_of_runs(program, problem).items()
     }
+
+
+def peaks(program: Program, problem: Problem) -> dict[str, float]:
+    """Return a bound on what each device holds at any time, for any progress of its threads.
+
+    Where one thread allocates and frees all memory of a device, it is the maximum of ``footprint``.
+    In a loop, all runs in flight count with their peak.
+
+    Let a thread have made its first ``p`` allocations and frees. A vector clock tells how many
+    those of each other thread are at least by then, since the thread has waited for them, and at
+    most, since later ones wait for what it has not done yet. The sum of the most that each may hold
+    in between bounds what is held together; the maximum over ``p`` is a bound for all moments. So
+    there is a bound for each thread, and one more: of all that was allocated up to an instruction,
+    in issue order, what was freed before that is gone. Programs for limited memory keep to the last
+    one by construction. The least of them counts.
+
+        copies    + a     + b     + c             for any progress they hold at most 3 blocks
+        compute       + y (reads a)   - y         and compute at most 1, after the copy of a
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> costs = asc.Costs(default_nbytes=8)
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
+    >>> peaks(schedule.program, schedule.problem)
+    {'cpu': 16.0}
+    """
+    needs = needs_of_runs(program, problem)
+    return {name: need.shared + program.in_flight * need.each for name, need in needs.items()}
 
 
 class Needs(NamedTuple):
@@ -72,18 +114,87 @@ def needs_of_runs(program: Program, problem: Problem) -> dict[str, Needs]:
     >>> needs_of_runs(schedule.program, schedule.problem)
     {'cpu': Needs(shared=8.0, each=8.0, most=inf)}
     """
-    histories = _one_run(program, problem)
-    machine = problem.machine
-    return {
-        name: _needs(history, machine.device(name).nbytes) for name, history in histories.items()
-    }
+    threads = _Threads(program, problem)
+    needs = {}
+    for name, history in _one_run(program, problem).items():
+        limit = problem.machine.device(name).nbytes
+        each = threads.peak(_changes(history))
+        most = math.inf if not each or math.isinf(limit) else (limit - history[0]) // each
+        needs[name] = Needs(history[0], each, max(1.0, most))
+    return needs
 
 
-def _needs(history: tuple[float, ...], limit: float) -> Needs:
-    shared = history[0]
-    each = max(history) - shared
-    most = math.inf if not each or math.isinf(limit) else (limit - shared) // each
-    return Needs(shared, each, max(1.0, most))
+class _Threads:
+    """The threads that issue a program, and what each has waited for at each of its instructions."""
+
+    def __init__(self, program: Program, problem: Problem):
+        machine = problem.machine
+        on_gpu = {s for s in program.streams if machine.device(s.device).is_accelerator}
+        alone = waiting_for_host(program, on_gpu)
+        key = {s: s if s in alone else machine.device(s.device).rank for s in program.streams}
+        busy = Counter(key[instruction.stream] for instruction in program).most_common()
+        number = {thread: at for at, (thread, _) in enumerate(busy)}
+        self.of = [number[key[instruction.stream]] for instruction in program]
+        self.width = min(len(number), _CLOCKED)  # threads from this number on have no clocks
+        self._program = program
+
+    def peak(self, changes: list[tuple[int, float]]) -> float:
+        """Return a bound on the sum of changes, by position, for any progress of the threads."""
+        own = np.array([self.of[at] for at, _ in changes], np.int64)
+        nbytes = np.array([change for _, change in changes])
+        threads = dict.fromkeys(own.tolist())
+        if len(threads) <= 1:
+            return float(np.cumsum([0.0, *nbytes]).max())
+        known = self._known({at for at, _ in changes})
+        rows = {t: np.flatnonzero(own == t) for t in threads}
+        start = np.zeros((1, self.width), np.int64)
+        clocks = {t: np.concatenate([start, known[rows[t]]]) for t in threads if t < self.width}
+        held = {t: np.cumsum([0.0, *nbytes[rows[t]]]) for t in threads}
+        allocated = np.cumsum(np.maximum(nbytes, 0.0))
+        for t in clocks:
+            allocated += np.cumsum([0.0, *np.minimum(nbytes[rows[t]], 0.0)])[known[:, t]]
+        bounds = [allocated.max()]
+        for t, clock in clocks.items():
+            together = held[t].copy()
+            for other in threads:
+                if other in clocks and other != t:
+                    most = np.searchsorted(clocks[other][:, t], np.arange(len(clock)), "right") - 1
+                    together += _most_between(held[other], clock[:, other], most)
+                elif other != t:
+                    together += held[other].max()
+            bounds.append(together.max())
+        return float(min(bounds))
+
+    def _known(self, changes: set[int]) -> Ints:
+        """Return how many changes of each thread have happened when each change has."""
+        clocks = [[0] * self.width for _ in range(1 + max(self.of, default=0))]
+        events: dict[int, list[int]] = {}
+        found = []
+        for at, instruction in enumerate(self._program):
+            thread = self.of[at]
+            clock = clocks[thread]
+            if at in changes:
+                if thread < self.width:
+                    clock[thread] += 1
+                found.append([*clock])
+            elif isinstance(instruction, Record):
+                events[instruction.event] = [*clock]
+            elif isinstance(instruction, Wait) and not instruction.ago:
+                clock[:] = map(max, clock, events[instruction.event])
+        return np.array(found)
+
+
+def _most_between(held: Floats, least: Ints, most: Ints) -> Floats:
+    """Return the maximum of ``held[least[i]]`` to ``held[most[i]]`` for each i."""
+    levels = [held]  # level k has the maxima of 2**k numbers
+    while len(levels[-1]) > (width := 2 ** (len(levels) - 1)):
+        levels.append(np.maximum(levels[-1][:-width], levels[-1][width:]))
+    level = np.log2(most - least + 1).astype(np.int64)
+    found = np.empty(len(level))
+    for k, table in enumerate(levels):
+        rows = np.flatnonzero(level == k)
+        found[rows] = np.maximum(table[least[rows]], table[most[rows] + 1 - 2**k])
+    return found
 
 
 def _one_run(program: Program, problem: Problem) -> dict[str, tuple[float, ...]]:
