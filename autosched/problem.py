@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
-from autosched.graph.constraints import Bond, by_value
+from autosched.graph.constraints import Bond, by_value, released
 from autosched.graph.flow import flow
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
@@ -140,15 +140,13 @@ class Constraints:
 
     ``outputs`` are the requested devices of outputs, by label; ``inputs`` the devices of inputs
     and constants, and ``place`` those of tasks, or None for any, by name, if not those of the
-    graph. ``together`` are the sets of values that are kept together, if not those of the graph.
-    The inputs ``state`` are the same in each run. Those of them that are ``resident`` stay on
+    graph. The inputs ``state`` are the same in each run. Those of them that are ``resident`` stay on
     devices between runs; until these are chosen, they are wherever they are read.
     """
 
     outputs: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     place: Mapping[str, str | None] = field(default_factory=dict)
-    together: tuple[tuple[str, ...], ...] | None = None
     state: frozenset[str] = frozenset()
     resident: tuple[str, ...] = ()
 
@@ -229,10 +227,8 @@ class Problem:
     @cached_property
     def kept(self) -> Mapping[int, Sequence[Bond]]:
         """The sets of values that are kept together, by value."""
-        names = self.constraints.together
-        if names is None:
-            return by_value(self.graph.kept_together)
-        return by_value(tuple(self.graph.value(name).index for name in bond) for bond in names)
+        place = self.constraints.place
+        return by_value(released(self.graph, place) if place else self.graph.kept_together)
 
     @cached_property
     def choices(self) -> Choices:

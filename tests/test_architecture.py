@@ -71,7 +71,16 @@ MAY_IMPORT = {
     "comparison": [*INPUTS, "policies", "problem", "scheduling", "viz"],
     "measurement": [*IR, "policies", "problem", "runtime", "scheduling"],
     "fusion": [
-        *[*IR, "codegen", "coarsening", "measurement", "policies", "problem", "scheduling"],
+        *[
+            *IR,
+            "codegen",
+            "coarsening",
+            "lowering",
+            "measurement",
+            "policies",
+            "problem",
+            "scheduling",
+        ],
         "timeline",
     ],
     # futures of submitted calls are those of runs

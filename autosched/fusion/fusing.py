@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
+from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import flatten, transform
 from autosched.coarsening.merging import carried, merged
 from autosched.codegen.composite import Composite
@@ -37,9 +39,10 @@ from autosched.fusion.candidates import (
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Compiler, Region
 from autosched.graph.copying import with_seconds
-from autosched.graph.graph import HOST, Graph
+from autosched.graph.graph import Graph
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
+from autosched.lowering.resident_state import keepable, keeping
 from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
 from autosched.measurement.hardware import intra_op_threads, torch_device
@@ -49,7 +52,7 @@ from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.problem import Problem
 from autosched.program.program import Program, Wait
-from autosched.scheduling.planning import schedule
+from autosched.scheduling.planning import planned, schedule
 from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
@@ -109,7 +112,7 @@ def fuse(
     ['add+1']
     """
     if isinstance(graph, Schedule):
-        fusion = _Fusion.of_schedule(graph, examples, progress, compiler)
+        fusion = _Fusion(graph.graph, graph, None, examples, progress, compiler)
         return cast(F, _best(fusion).schedule)
     options |= {"policy": policy, "progress": progress, "compiler": compiler}
     return fused_with_machine(graph, machine, costs, examples=examples, **options)[0]
@@ -120,18 +123,20 @@ def fused_with_machine(
     machine: Machine | None,
     costs: Costs | None,
     *,
+    policy: str | Policy = "auto",
     examples: Mapping[str, Any] | None,
     progress: bool | None = None,
     compiler: Compiler | None = None,
     **options: Any,
 ) -> tuple[G, Machine]:
     """Return the fused graph, and the machine with the number of CPU streams that it is for."""
-    machine = Machine.local() if machine is None else machine
+    check_one_process(machine)
     given = getattr(graph, "examples", None) if examples is None else examples
     known = estimate(graph, given) if given else Estimate(Costs(), {})
-    known = known if costs is None else Estimate(costs, known.unknown)
-    options = {"policy": "auto", **options}
-    best = _best(_Fusion(graph, machine, known, given, options, progress, compiler=compiler))
+    costs = known.costs if costs is None else costs
+    plain = schedule(graph, machine, policy=policy, costs=costs, **options)
+    search = policy, options.get("seconds"), options.get("seed", 0)
+    best = _best(_Fusion(graph, plain, search, given, progress, compiler, known.unknown))
     return best.graph, best.schedule.machine
 
 
@@ -142,7 +147,7 @@ def _best(fusion: _Fusion) -> _Fused:
         return fusion.best()
     what = f"graph {fusion.graph.name!r} is not fused: {why}"
     warnings.warn(what, RuntimeWarning, stacklevel=4)
-    return fusion.unfused(why)
+    return fusion.unfused(fusion.machine, why)
 
 
 def check_one_process(machine: Machine | None) -> None:
@@ -170,62 +175,41 @@ class _Fused(NamedTuple):
 
 
 class _Fusion:
-    """The fusion of one graph for one machine; ``options`` are those of ``schedule``."""
+    """The fusion of a graph that has a plan: ``plain``.
+
+    ``search`` is a policy, with the seconds and the seed of its search; without one, or if it is a
+    function that may know the tasks of this graph alone, tasks stay on their devices, in their order.
+    """
 
     def __init__(
         self,
         graph: Any,
-        machine: Machine,
-        known: Estimate,
-        examples: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        progress: bool | None,
-        plain: Schedule | None = None,
-        compiler: Compiler | None = None,
-        place: Mapping[str, str | None] | None = None,
-    ):
-        check_one_process(machine)
-        # Devices of tasks that the graph does not bind
-        self.place = {name: device for name, device in (place or {}).items() if device}
-        self.graph = graph
-        self.machine = machine
-        self.costs = known.costs
-        self.examples = examples or None
-        self.options = dict(options)
-        self.progress = progress
-        self.compiler = compiler
-        # 1. A plan without fusion, and the tasks that can be fused
-        self.plain = self._scheduled(graph, machine) if plain is None else plain
-        if callable(self.options["policy"]):  # it may know the tasks of this graph alone
-            self.options["policy"] = _following(self.plain.placement)
-        given = self.examples or {}
-        floats = [v.index for v in graph.sources if type(given.get(v.name)) is float]
-        self.reasons = unfusable(
-            graph, known.unknown if self.examples else None, floats, self.place
-        )
-
-    @classmethod
-    def of_schedule(
-        cls,
         plain: Schedule,
+        search: tuple[str | Policy, float | None, int] | None,
         examples: Mapping[str, Any] | None,
         progress: bool | None,
         compiler: Compiler | None,
-    ) -> _Fusion:
-        """Return the fusion of a schedule, which keeps its devices and order."""
-        given = plain.problem.constraints
-        options = {
-            "policy": _following(plain.placement),
-            "backend": plain.backend,
-            "check": plain.check,
-            "nvtx": plain.nvtx,
-            "outputs": given.outputs,
-            "inputs": {n: at for n, at in given.inputs.items() if n not in given.resident},
-            "place": {name: device for name, device in given.place.items() if device},
-        }
-        known = Estimate(plain.costs, {})
-        parts = plain.graph, plain.machine, known, examples, options, progress, plain, compiler
-        return cls(*parts, given.place)
+        unknown: Mapping[str, str] | None = None,
+    ):
+        check_one_process(plain.machine)
+        self.graph = graph
+        self.plain = plain
+        self.machine = plain.machine
+        self.costs = plain.costs
+        self.examples = examples or {}
+        self.progress = progress
+        self.compiler = compiler
+        self.is_measured = self._can_run()
+        self.search: tuple[str | Policy, float | None, int] = _following(plain.placement), None, 0
+        if search is not None and isinstance(search[0], str):
+            self.search = search
+        asked = plain.problem.constraints
+        inputs = {name: at for name, at in asked.inputs.items() if name not in asked.resident}
+        self.problem = plain.problem.constrained(inputs=inputs, resident=())
+        self.place = {name: device for name, device in asked.place.items() if device}
+        # 1. The tasks that can be fused
+        floats = [v.index for v in graph.sources if type(self.examples.get(v.name)) is float]
+        self.reasons = unfusable(graph, (unknown or {}) if examples else None, floats, self.place)
 
     def unavailable(self) -> str:
         """Return why no regions can be compiled for these devices, or nothing."""
@@ -234,34 +218,35 @@ class _Fusion:
         missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
         return next(filter(None, missing), "")
 
-    def unfused(self, why: str | None = None, machine: Machine | None = None) -> _Fused:
+    def unfused(self, machine: Machine, why: str | None = None) -> _Fused:
         """Return a copy of the graph without regions, for one reason or several."""
         copy = merged(self.graph, {})
         tasks = (task.name for task in self.graph.tasks if not task.view)
         copy.not_fused = self.reasons if why is None else dict.fromkeys(tasks, why)
-        return _Fused(copy, self._scheduled(copy, machine or self.machine))
+        return _Fused(copy, self._scheduled(copy, machine))
 
     def best(self) -> _Fused:
         """Return the best fused graph, or one without regions."""
         # 2. Candidates
-        planned = list(self._planned())
-        if not planned:
-            return self.unfused()
+        plain = [_Fused(self.graph, self.plain)]
+        if self.is_measured:
+            plain = list(map(self.unfused, _with_streams(self.machine)))
+        planned = list(self._planned(plain))
         seconds = [_with_waits(made.schedule) for _, made in planned]
-        if not self._is_measurable():
-            times = [*seconds, _with_waits(self.plain)]
-            best = times.index(min(times))
-            return planned[best][1] if best < len(planned) else self.unfused()
+        if not planned or not self.is_measured:
+            least = min(seconds, default=math.inf)
+            if _with_waits(self.plain) < least:
+                return self.unfused(self.machine)
+            return planned[seconds.index(least)][1]
         # 3. Compile, compare and measure
         most = (1 - _LEAST_GAIN) * seconds[0]
         pairs = zip(planned[1:], seconds[1:], strict=True)
         chosen = [planned[0], *(each for each, taken in pairs if taken < most)]
         with self._shown(chosen) as done:
             found = [self._measured(*each, done) for each in chosen]
-        plain = (self.unfused(machine=machine) for machine in _with_streams(self.machine))
         measured = [*filter(None, found), *plain]
         # 4. Run in turns
-        taken = run_times([made.schedule for made in measured], self.examples or {})
+        taken = run_times([made.schedule for made in measured], self.examples)
         for made in measured:
             made.schedule.close()
             for region in _regions(made.graph):
@@ -269,32 +254,29 @@ class _Fusion:
         fastest = measured[taken.index(min(taken))]
         return fastest._replace(schedule=replace(fastest.schedule))  # one that is not closed
 
+    @without_collecting()
     def _scheduled(self, graph: Graph, machine: Machine) -> Schedule:
-        """Return a plan; where runs are timed, one that uses all streams of a CPU."""
+        """Return a plan by the same constraints; one that is timed uses all streams of a CPU."""
         costs = self.costs.restricted(graph)
-        if self._is_measurable():
+        if self.is_measured:
             cpus = (device.name for device in machine.devices if not device.is_accelerator)
             nothing = dict.fromkeys(cpus, 0.0)
-            names = (task.name for task in graph.tasks)
-            costs = replace(costs, shares=dict.fromkeys(names, nothing))
-        return schedule(graph, machine, costs=costs, **self.options)
+            costs = replace(costs, shares=dict.fromkeys((t.name for t in graph.tasks), nothing))
+        own = replace(self.problem, graph=graph.snapshot(), machine=machine, costs=costs)
+        running = self.plain.backend, self.plain.check, self.plain.nvtx
+        return planned(keeping(own, keepable(own)), *self.search, None, running)
 
-    def _planned(self) -> Iterator[tuple[_Candidate, _Fused]]:
+    def _planned(self, plain: Sequence[_Fused]) -> Iterator[tuple[_Candidate, _Fused]]:
         """Yield one region per device; and regions of streams, if there are several."""
         groups = by_device(self.graph, self.plain.placement, self._can_fuse)
-        machines = list(_with_streams(self.machine)) if self._is_measurable() else [self.machine]
-        candidate = _Candidate(groups, machines[0], _threads(1))
+        candidate = _Candidate(groups, plain[0].schedule.machine, _threads(1))
         if (made := self._fused(candidate)) is not None:
             yield candidate, made
-        for machine in machines:
-            plain = self.plain
-            if machine != plain.machine or plain.placement.streams is not None:
-                plain = self._scheduled(self.graph, machine)
-            program = plain.program
-            if len(program.streams) < 2:
+        for _, own in plain:
+            if len(own.program.streams) < 2:
                 continue
-            groups = by_stream(self.graph, program, self._members, self._seconds)
-            candidate = _Candidate(groups, machine, _threads(_cpu_streams(program)))
+            groups = by_stream(self.graph, own.program, self._members, self._seconds)
+            candidate = _Candidate(groups, own.machine, _threads(_cpu_streams(own.program)))
             if (made := self._fused(candidate)) is not None:
                 # Groups were split where they need each other.
                 groups = by_stream(made.graph, made.schedule.program, self._members, self._seconds)
@@ -362,16 +344,16 @@ class _Fusion:
         return found
 
     def _bound(self, groups: Mapping[str, str]) -> dict[str, str]:
-        """Return the devices of bound tasks; groups are on the host if one of their tasks is."""
-        tasks = ((group, self.graph.task(name)) for name, group in groups.items())
-        hosted = {g for g, task in tasks if self.place.get(task.name, task.device) == HOST}
-        return self.place | {name: HOST for name, group in groups.items() if group in hosted}
+        """Return the devices of bound tasks; a group is where one of its tasks is bound."""
+        bound: dict[str, str] = {}
+        for name, group in groups.items():
+            if device := self.place.get(name, self.graph.task(name).device):
+                bound.setdefault(group, device)
+        return self.place | {name: bound[g] for name, g in groups.items() if g in bound}
 
-    def _is_measurable(self) -> bool:
+    def _can_run(self) -> bool:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
-        backend = self.options.get("backend")
-        one_schedule = backend is not None and not isinstance(backend, str)
-        if self.machine.imagined or self.examples is None or one_schedule:
+        if self.machine.imagined or not self.examples or not isinstance(self.plain.backend, str):
             return False
         return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
             isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
@@ -392,7 +374,7 @@ class _Fusion:
                 self._compile(made, done)
                 if all(region.failure is None for region in regions):
                     with preserved_random_state(self.machine):
-                        made.schedule(**copied(made.schedule, self.examples or {}))
+                        made.schedule(**copied(made.schedule, self.examples))
             failed = [region for region in regions if region.failure is not None]
             if not failed:
                 break
@@ -424,7 +406,7 @@ class _Fusion:
             return returned
 
         known = self.costs.restricted(made.graph)
-        run_on_models(made.graph, self.machine, known, self.examples or {}, call)
+        run_on_models(made.graph, self.machine, known, self.examples, call)
 
     def _blame(self, regions: Iterable[Region]) -> None:
         """Note tasks of regions that failed as not fusable: those that use numbers, or else all."""

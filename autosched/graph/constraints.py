@@ -66,7 +66,7 @@ def bonds(task: Task, kept: Mapping[int, Sequence[Bond]]) -> list[Bond]:
     return list(dict.fromkeys(chain.from_iterable(own)))
 
 
-def released(graph: Graph, place: Mapping[str, str]) -> list[Bond]:
+def released(graph: Graph, place: Mapping[str, str | None]) -> list[Bond]:
     """Return what is kept together, but gradients whose updates ``place`` binds elsewhere.
 
     By default an update runs where its gradient is computed, but it may also be on the host.
@@ -89,12 +89,6 @@ def released(graph: Graph, place: Mapping[str, str]) -> list[Bond]:
         tuple(v for v in bond if bond not in bound or not is_apart(v, bound[bond]))
         for bond in graph.kept_together
     ]
-
-
-def named_bonds(graph: Graph, place: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return what ``released`` does, by names."""
-    bonds = released(graph, place)
-    return tuple(tuple(graph.values[index].name for index in bond) for bond in bonds)
 
 
 def _fits(task: Task, pattern: str) -> bool:

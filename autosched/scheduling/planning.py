@@ -32,7 +32,7 @@ from autosched._lib.tree import flatten
 from autosched.bounds import exceeds
 from autosched.costs.costs import Costs, Replay
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
-from autosched.graph.constraints import by_pattern, homes_of, hosted, named_bonds, placed
+from autosched.graph.constraints import by_pattern, homes_of, hosted, placed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import keepable, keeping
 from autosched.machine.machine import Machine
@@ -248,9 +248,8 @@ def problem_of(
         )
     homes = homes_of(graph, inputs)
     devices = placed(graph, place or {})
-    kept = named_bonds(graph, devices) if place else None
     devices |= hosted(graph, devices, examples) if hosts else {}
-    constraints = Constraints({}, homes, devices, kept, state)
+    constraints = Constraints({}, homes, devices, state)
     problem = Problem(graph, machine, constraints=constraints, goal=goal)
     for home in problem.homes.values():
         machine.device(home)

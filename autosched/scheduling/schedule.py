@@ -28,7 +28,7 @@ from autosched.codegen import Code, generate
 from autosched.costs.learning import learn
 from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
-from autosched.graph.constraints import by_pattern, named_bonds
+from autosched.graph.constraints import by_pattern
 from autosched.graph.graph import Graph, run_serial
 from autosched.lowering import lower
 from autosched.lowering.resident_state import with_resident_state_as, without_resident_state
@@ -700,8 +700,7 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     free = (task.name for task in graph.tasks if task.device is None)
     place = {name: saved.devices[name] for name in free if name in saved.devices}
     state = binding_of(graph).state_on(graph, saved.machine)
-    kept = named_bonds(graph, saved.devices)
-    constraints = Constraints(place=place, together=kept, state=state)
+    constraints = Constraints(place=place, state=state)
     problem = Problem(graph.snapshot(), saved.machine, saved.costs, constraints)
     problem = with_resident_state_as(problem, saved.placement, inputs)
     check_graph(saved, problem.graph)

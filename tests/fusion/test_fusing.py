@@ -158,6 +158,14 @@ def test_a_fused_graph_can_be_fused_again_for_several_streams(compiled: Any) -> 
         assert all(torch.equal(found[name], item) for name, item in expected.items())
 
 
+def test_a_region_is_where_one_of_its_tasks_is_placed(compiled: Any) -> None:
+    graph = asc.capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), x := torch.rand(3, 4))
+    plain = asc.schedule(graph, GPUS, place={"0": "cuda:1"})
+    for fused in (asc.fuse(graph, GPUS, place={"0": "cuda:1"}), asc.fuse(plain).graph):
+        assert [task.device for task in fused.tasks if task.operators] == ["cuda:1"]
+        assert torch.equal(fused.run_serial(**graph.feed(x))["result"], _output(graph))
+
+
 def _output(graph: Any) -> Tensor:
     (found,) = graph.run_serial(**graph.examples).values()
     assert isinstance(found, Tensor)
