@@ -148,6 +148,8 @@ CONCEPTS = {
     "policies.constraint_programming.cpsat": "the model; the proof asks it for a bound",
     "policies.local_search.annealer": "annealing, compiled; the search chooses what to anneal",
     "runtime.ranks": "what is for several processes is one layer",
+    "recomputation.annealing": "annealing, compiled; the sequence chooses what to anneal",
+    "recomputation.chains": "a dynamic programme over the cuts of a chain",
     "scheduling.kept_state": "copies of tensors, and when they are out of date",
     "scheduling.plans": "the choice among placements",
     "simulation.sharing": "processor sharing, event by event; the rest is one pass over instructions",

@@ -1,4 +1,6 @@
 """What is computed again instead of kept, so that a device's memory suffices.
 
 sequence    which steps of a device are repeated where: numbers alone, no graph
+chains      the optimum of chains, and a beginning for other graphs
+annealing   orders with repetitions, improved
 """

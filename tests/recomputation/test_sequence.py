@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.recomputation.chains import Chain
 from autosched.recomputation.sequence import Plan, Step, curve, least_room, recomputed
 
 
@@ -119,7 +120,7 @@ def binomial(length: int, room: int) -> float:
     )
 
 
-@pytest.mark.parametrize(("length", "room"), [(4, 2), (5, 3), (6, 3), (6, 4)])
+@pytest.mark.parametrize(("length", "room"), [(4, 2), (5, 3), (6, 3), (6, 4), (20, 4)])
 def test_chains_are_repeated_as_often_as_known(length, room):
     steps = chain(length)
     plan = recomputed(steps, room)
@@ -127,10 +128,22 @@ def test_chains_are_repeated_as_often_as_known(length, room):
     assert plan.seconds == length + binomial(length, room)
 
 
+@pytest.mark.parametrize(("length", "room"), [(30, 3), (40, 5), (60, 6), (60, 12)])
+def test_long_chains_begin_with_their_optimum(length, room):
+    steps = chain(length)
+    plain = range(2 * length)
+    profile = [*map(float, range(1, length + 1)), *map(float, range(length, 0, -1))]
+    last = [2 * length - 1 - i for i in range(length)] + [*range(length + 1, 2 * length + 1)]
+    runs = {(i, i) for i in plain}.union(Chain(steps, profile, last, room).repetitions())
+    order = tuple(step for _, step in sorted(runs))
+    assert peak(steps, order) <= room
+    assert len(order) == length + binomial(length, room)
+
+
 @given(graphs(most=20), st.floats(0.3, 1))
 def test_plans_of_more_steps_keep_the_law(steps, part):
     limit = round(part * peak(steps, tuple(range(len(steps)))))
-    if plan := planned(steps, limit):
+    if plan := curve(steps, [limit])[0]:
         check(steps, plan, limit)
 
 

@@ -1,0 +1,367 @@
+"""Improve an order with repetitions by simulated annealing.
+
+A move takes a repetition away, or to another slot, and then drops something where memory is exceeded
+and repeats it before its next use. What is above the limit counts as seconds, a little more after
+each move that leaves an excess, and less after others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from autosched._lib.jit import kernel, mode
+
+if TYPE_CHECKING:
+    from autosched.recomputation.sequence import Step
+
+_WORK = 1e8  # steps that are measured in a search
+_MOVES = 400  # for each step, at most
+_PRIME = 2147483647
+_RISE = 1.003
+_TURNS = 4
+
+
+class _Tables(NamedTuple):
+    """The steps. Reads of a step are at ``reads_at[step]`` to ``reads_at[step + 1]``."""
+
+    seconds: Any
+    nbytes: Any
+    last: Any
+    kept: Any
+    reads_at: Any
+    reads: Any
+
+
+class _State(NamedTuple):
+    """An order: runs of steps, sorted by slot and step.
+
+    A repetition has the slot of the step before whose first run it is; a first run has its own.
+    """
+
+    slot: Any  # [run]
+    step: Any  # [run]
+    end: Any  # [run] the last run that reads it
+    held: Any  # [run] bytes in memory
+    freed: Any  # [run]
+    made: Any  # [step] its last run
+    old_slot: Any  # [run]
+    old_step: Any
+    best_slot: Any
+    best_step: Any
+    counts: Any  # [2] runs of this order, and of the best
+    stack: Any  # [step]
+    random: Any  # [1]
+
+
+@kernel
+def below(w: _State, count: int) -> int:
+    """Return a random number; Park and Miller, CACM 31(10), 1988."""
+    w.random[0] = w.random[0] * 48271 % _PRIME
+    return int(w.random[0] % count)
+
+
+@kernel
+def measured(t: _Tables, w: _State, room: float) -> float:
+    """Fill ``end`` and ``held``; return the sum over runs of the bytes above ``room``."""
+    length = w.counts[0]
+    for i in range(length):
+        step = w.step[i]
+        for k in range(t.reads_at[step], t.reads_at[step + 1]):
+            w.end[w.made[t.reads[k]]] = i
+        w.made[step] = i
+        w.end[i] = i
+        w.freed[i] = 0.0
+    w.freed[length] = 0.0
+    for step in range(len(t.kept)):
+        if t.kept[step]:
+            w.end[w.made[step]] = length - 1
+    for i in range(length):
+        w.freed[w.end[i] + 1] += t.nbytes[w.step[i]]
+    held = 0.0
+    excess = 0.0
+    for i in range(length):
+        held += t.nbytes[w.step[i]] - w.freed[i]
+        w.held[i] = held
+        if held > room:
+            excess += held - room
+    return excess
+
+
+@kernel
+def place_of(w: _State, slot: int, step: int) -> int:
+    """Return where a step is, or would be, in a slot."""
+    low = 0
+    high = w.counts[0]
+    while low < high:
+        middle = (low + high) // 2
+        if w.slot[middle] < slot or (w.slot[middle] == slot and w.step[middle] < step):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def inserted(w: _State, slot: int, step: int) -> bool:
+    """Repeat a step in a slot; return whether it was not there."""
+    length = w.counts[0]
+    at = place_of(w, slot, step)
+    if length + 1 >= len(w.slot):
+        return False
+    if at < length and w.slot[at] == slot and w.step[at] == step:
+        return False
+    for i in range(length, at, -1):
+        w.slot[i] = w.slot[i - 1]
+        w.step[i] = w.step[i - 1]
+    w.slot[at] = slot
+    w.step[at] = step
+    w.counts[0] = length + 1
+    return True
+
+
+@kernel
+def remove(w: _State, at: int) -> None:
+    """Remove a run."""
+    w.counts[0] -= 1
+    for i in range(at, w.counts[0]):
+        w.slot[i] = w.slot[i + 1]
+        w.step[i] = w.step[i + 1]
+
+
+@kernel
+def next_use(t: _Tables, w: _State, run: int, after: int) -> int:
+    """Return the first run after one that reads what a run made; the end if none does."""
+    step = w.step[run]
+    for i in range(after + 1, w.end[run] + 1):
+        for k in range(t.reads_at[w.step[i]], t.reads_at[w.step[i] + 1]):
+            if t.reads[k] == step:
+                return i
+    return int(w.counts[0])
+
+
+@kernel
+def reads(t: _Tables, step: int, other: int) -> bool:
+    """Return whether a step reads another."""
+    found = False
+    for k in range(t.reads_at[step], t.reads_at[step + 1]):
+        found = found or t.reads[k] == other
+    return found
+
+
+@kernel
+def chosen(t: _Tables, w: _State, at: int, tries: int) -> tuple[int, int]:
+    """Return what may be dropped during a run, and the slot of its next use; -1 if nothing is found.
+
+    Of some candidates, that with the most bytes and runs per second is taken.
+    """
+    best = -1
+    best_slot = 0
+    best_rate = -1.0
+    for _ in range(tries):
+        run = below(w, at + 1)
+        while run >= 0 and (w.end[run] <= at or run == at or reads(t, w.step[at], w.step[run])):
+            run -= 1
+        if run < 0 or t.nbytes[w.step[run]] <= 0:
+            continue
+        step = w.step[run]
+        use = next_use(t, w, run, at)
+        slot = w.slot[use] if use < w.counts[0] else len(t.kept)
+        rate = t.nbytes[step] * (use - at) / (t.seconds[step] + 1e-12)
+        if rate > best_rate and slot <= t.last[step]:
+            best, best_slot, best_rate = step, slot, rate
+    return best, best_slot
+
+
+@kernel
+def drop(t: _Tables, w: _State, room: float, tries: int) -> float:
+    """Drop something where memory is exceeded, and repeat it before its next use; return the seconds.
+
+    What it reads is repeated too, if it would have to be kept instead; most often.
+    """
+    length = w.counts[0]
+    at = below(w, length)
+    while w.held[at] <= room:
+        at = at + 1 if at + 1 < length else 0
+    w.stack[0], slot = chosen(t, w, at, tries)
+    if w.stack[0] < 0:
+        return 0.0
+    first = w.slot[at] + 1
+    if first < slot and below(w, 4) == 0:
+        slot = first + below(w, slot - first)
+    depth = 1
+    added = 0.0
+    while depth:
+        depth -= 1
+        step = w.stack[depth]
+        if not inserted(w, slot, step):
+            continue
+        added += t.seconds[step]
+        here = place_of(w, slot, step)
+        for k in range(t.reads_at[step], t.reads_at[step + 1]):
+            other = t.reads[k]
+            run = here - 1
+            while w.step[run] != other:
+                run -= 1
+            is_gone = run < at and w.end[run] <= at and slot <= t.last[other]
+            if is_gone and depth < len(w.stack) and below(w, 8):
+                w.stack[depth] = other
+                depth += 1
+    return added
+
+
+@kernel
+def taken(t: _Tables, w: _State) -> float:
+    """Take a repetition away, or to another slot; return the change of seconds."""
+    length = w.counts[0]
+    at = below(w, length)
+    while w.slot[at] == w.step[at]:
+        at = at + 1 if at + 1 < length else 0
+    step = w.step[at]
+    slot = w.slot[at]
+    remove(w, at)
+    if below(w, 3) == 0:
+        slot += 1 + below(w, 8) if below(w, 2) else -1 - below(w, 8)
+        if step < slot <= t.last[step] and inserted(w, slot, step):
+            return 0.0
+    return -float(t.seconds[step])
+
+
+@kernel
+def remember(w: _State) -> None:
+    """Make this order the best one."""
+    w.counts[1] = w.counts[0]
+    for i in range(w.counts[0]):
+        w.best_slot[i] = w.slot[i]
+        w.best_step[i] = w.step[i]
+
+
+@kernel
+def anneal(
+    t: _Tables, w: _State, room: float, moves: int, hot: float, cold: float, price: float
+) -> float:
+    """Anneal an order for a number of moves; return the seconds of the best within ``room``.
+
+    ``price`` is what a byte above ``room`` during a run counts, in seconds.
+    """
+    plain = len(t.kept)
+    seconds = 0.0
+    for i in range(w.counts[0]):
+        seconds += t.seconds[w.step[i]]
+    excess = measured(t, w, room)
+    best = seconds if excess <= 0 else math.inf
+    remember(w)
+    is_old = False
+    heat = hot
+    cooling = (cold / hot) ** (1.0 / moves)
+    for _ in range(moves):
+        heat *= cooling
+        length = w.counts[0]
+        for i in range(length):
+            w.old_slot[i] = w.slot[i]
+            w.old_step[i] = w.step[i]
+        more = 0.0
+        now = excess
+        if length > plain and (excess <= 0 or below(w, 4)):
+            more += taken(t, w)
+            now = measured(t, w, room)
+            is_old = False
+        for _turn in range(1 + below(w, 3)):
+            if now <= 0:
+                break
+            if is_old:
+                measured(t, w, room)
+            is_old = False
+            more += drop(t, w, room, 1 + below(w, 8))
+            now = measured(t, w, room)
+        change = more + price * (now - excess)
+        if change <= 0 or change < -heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME):
+            seconds += more
+            excess = now
+            if excess <= 0 and seconds < best - 1e-12:
+                best = seconds
+                remember(w)
+        else:
+            w.counts[0] = length
+            for i in range(length):
+                w.slot[i] = w.old_slot[i]
+                w.step[i] = w.old_step[i]
+            is_old = True
+        price *= _RISE if excess > 0 else 1 / _RISE
+    return best
+
+
+class Search:
+    """Tables of steps, and the orders that are being searched."""
+
+    def __init__(self, steps: Sequence[Step], seed: int):
+        self.steps = steps
+        self.count = len(steps)
+        self.moves = max(1000, min(_MOVES * self.count, int(_WORK / (3 * self.count))))
+        self.how = mode(3.0 * self.moves * self.count, anneal)
+        how = self.how
+        ends = np.cumsum([0, *(len(step.reads) for step in steps)])
+        flat = [read for step in steps for read in step.reads]
+        self.tables = _Tables(
+            how.floats([float(step.seconds) for step in steps]),
+            how.floats([float(step.nbytes) for step in steps]),
+            how.whole([step.last_repeat for step in steps]),
+            how.whole([step.is_kept for step in steps]),
+            how.whole(ends),
+            how.whole(flat),
+        )
+        most = 8 * self.count + 64
+        plain = np.zeros(most, np.int64)
+        plain[: self.count] = np.arange(self.count)
+        whole, counts, numbers = how.whole, how.counts, how.numbers
+        self.state = _State(
+            whole(plain), whole(plain), counts(most), numbers(most), numbers(most),
+            counts(self.count), counts(most), counts(most), whole(plain), whole(plain),
+            counts(2, self.count), counts(self.count), counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
+        )  # fmt: skip
+
+    def plan(
+        self, room: float, seconds: float | None, start: Iterable[tuple[int, int]]
+    ) -> tuple[int, ...] | None:
+        """Return the order of least time within ``room`` that is found, or None.
+
+        ``start`` are slots and steps of repetitions to begin with.
+        """
+        w = self.state
+        plain = [(i, i) for i in range(self.count)]
+        mean = math.fsum(step.seconds for step in self.steps) / self.count or 1e-9
+        until = math.inf if seconds is None else perf_counter() + seconds
+        least, found = math.inf, None
+        for turn in range(_TURNS):
+            if turn and perf_counter() > until:
+                break
+            if turn == 0:
+                self._set(plain)
+            elif turn == 1 and start:
+                self._set(sorted({*plain, *start}))
+            elif found:
+                self._set(found)
+            took = self.how(anneal)(
+                self.tables,
+                w,
+                room,
+                self.moves // _TURNS,
+                mean * 0.5**turn,
+                mean * 0.01,
+                mean / room,
+            )
+            if took < least:
+                least = took
+                found = [(int(w.best_slot[i]), int(w.best_step[i])) for i in range(w.counts[1])]
+        return tuple(step for _, step in found) if found else None
+
+    def _set(self, runs: Sequence[tuple[int, int]]) -> None:
+        w = self.state
+        runs = runs[: len(w.slot) - 1]
+        w.counts[0] = len(runs)
+        for i, (slot, step) in enumerate(runs):
+            w.slot[i], w.step[i] = slot, step
