@@ -138,7 +138,7 @@ def overlaps_itself(tensor: Any) -> bool:
 
 
 def _bool(tensor: Any) -> Any:
-    return (tensor.new_empty(0) == 0).dtype
+    return (tensor.new_empty(0, device="cpu") == 0).dtype
 
 
 def _is_array(leaf: Any) -> bool:

@@ -229,7 +229,9 @@ def _copied(leaf: Any) -> Any:
     torch = sys.modules["torch"]
     leaf = leaf.int_repr() if leaf.is_quantized else leaf  # any other view of it crashes
     resolved = leaf.detach().resolve_conj().resolve_neg()
-    return resolved.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    # In host memory: that of a device may be full.
+    copied = resolved.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return copied.reshape(-1).view(torch.uint8)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 import autosched as asc
 from autosched._lib.tree import transform
 from autosched.graph.effects import _ALSO_WRITES, effects_of
+from autosched.simulated_gpus import playing
 
 GPUS = asc.Machine.emulated(gpus=2)
 
@@ -126,6 +127,27 @@ def test_tasks_that_write_parts_at_the_same_time_are_not_accused(check):
         with asc.schedule(graph, machine, check=check, backend=backend, policy="heft") as schedule:
             for _ in range(5):
                 assert schedule(x=torch.zeros(8))["x"].tolist() == [1.0] * 8
+
+
+def test_the_check_of_a_first_run_takes_no_memory_of_a_gpu() -> None:
+    graph = asc.Graph()
+    value = graph.add(torch.neg, graph.input("x"), name="value", on="cuda:0")
+    upper, lower = value[:512], value[512:]
+    with graph.on("cuda:0"):
+        upper += 1
+        lower *= 2
+        graph.output(y=value)
+    x = torch.rand(1024, 8)
+    with playing():
+        machine = asc.Machine.local()
+        examples = {"x": x}
+        with asc.schedule(graph, machine, examples=examples, replay=False) as schedule:
+            for _ in range(2):
+                torch.cuda.reset_peak_memory_stats()
+                y = schedule(x=x)["y"]
+                assert torch.equal(y.cpu(), torch.cat([1 - x[:512], -2 * x[512:]]))
+                del y
+                assert torch.cuda.max_memory_allocated() == schedule.peak_bytes["cuda:0"]
 
 
 def test_check_is_one_of_three():
