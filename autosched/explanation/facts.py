@@ -179,15 +179,6 @@ def idle(device: str, timeline: Timeline, binding: Bindings) -> Idle:
     return Idle(device, sum(causes.values()), causes)
 
 
-def idle_by_span(device: str, timeline: Timeline, binding: Bindings) -> dict[int, float]:
-    """Return the spans (positions) for which a device was idle, and how long."""
-    found: dict[int, float] = {}
-    for span, _, seconds in _waits(device, timeline, binding):
-        if span is not None:
-            found[span] = found.get(span, 0.0) + seconds
-    return found
-
-
 def slack(timeline: Timeline, before: Sequence[Sequence[Predecessor]]) -> list[float]:
     """Return how much later each span could end without delaying the last one."""
     latest = [timeline.makespan] * len(timeline.spans)

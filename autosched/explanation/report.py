@@ -6,7 +6,6 @@ The text formats facts and remedies, and computes none.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -19,21 +18,17 @@ from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.facts import (
     Idle,
-    Predecessor,
     Step,
     binding_predecessors,
     critical_path,
     idle,
-    idle_by_span,
     path_seconds,
     predecessors,
 )
 from autosched.explanation.placements import Plans, change_placement, device_count_note
 from autosched.explanation.remedies import (
-    avoid_host_reads,
     fuse_launches,
     host_note,
-    host_read_note,
     is_issued_late,
     keep_inputs,
     pageable_note,
@@ -248,8 +243,6 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     binding = binding_predecessors(timeline, before)
     path = critical_path(case.program, timeline, binding)
     plans = Plans.of(case)
-    planned = before if measured is None else predecessors(case, case.predicted)
-    waited = _idle_by_span(case, planned)
     used = set(case.placement.device.values())
     return Explanation(
         name=case.graph.name,
@@ -260,12 +253,11 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in used),
-        advice=worthwhile(_remedies(case, plans, waited), case.makespan),
+        advice=worthwhile(_remedies(case, plans), case.makespan),
         notes=(
             *_guess_note(case),
             *host_note(case),
             *device_count_note(case, plans),
-            *host_read_note(case, waited),
             *pageable_note(case),
             *spill_note(case),
             *in_flight_note(case),
@@ -287,23 +279,9 @@ def _guess_note(case: Case) -> Iterator[str]:
         yield f"{guess}; a copy of what has no known size carries nothing: give examples="
 
 
-def _idle_by_span(case: Case, before: Sequence[Sequence[Predecessor]]) -> Counter[int]:
-    """Return for how long accelerators are predicted to wait for each span."""
-    binding = binding_predecessors(case.predicted, before)
-    waited: Counter[int] = Counter()
-    for device in case.used:
-        waited.update(idle_by_span(device, case.predicted, binding))  # Counter.update adds
-    return waited
-
-
-def _remedies(
-    case: Case,
-    plans: Plans,
-    waited: Mapping[int, float],
-) -> Iterator[Advice]:
+def _remedies(case: Case, plans: Plans) -> Iterator[Advice]:
     yield from pin_memory(case)
     yield from keep_inputs(case)
-    yield from avoid_host_reads(case, waited)
     yield from fuse_launches(case)
     yield from replay_launches(case)
     yield from change_placement(case, plans)

@@ -167,10 +167,10 @@ class Advice:
     """A change, in words, with its tasks and values, and the predicted makespan with it.
 
     ``gain`` is the seconds that it saves, ``share`` their part of the makespan. ``kind`` is ``pin``,
-    ``keep`` or, for inputs that may differ from run to run, ``keep inputs``; ``launch`` or
-    ``host read``; ``host bound`` for tasks that are bound to a CPU and slow there;
-    ``policy`` for a better placement, or ``bound`` for one that the user's bindings forbid; and each
-    of these two as ``idle ...`` or ``fewer ...`` if it uses more devices, or fewer.
+    ``keep`` or, for inputs that may differ from run to run, ``keep inputs``; ``launch``; ``host
+    bound`` for tasks that are bound to a CPU and slow there; ``policy`` for a better placement, or
+    ``bound`` for one that the user's bindings forbid; and each of these two as ``idle ...`` or
+    ``fewer ...`` if it uses more devices, or fewer.
     """
 
     kind: str

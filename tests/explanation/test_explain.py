@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,13 +53,13 @@ def tiny(seconds: float = 6e-6) -> asc.Schedule:
     return asc.schedule(graph, ONE)
 
 
-def host_read(seconds: float = 3e-3, copies: bool = True, fn: Any = call) -> asc.Schedule:
+def host_read() -> asc.Schedule:
     """Return one in which backward waits for a number that the host reads, from ``loss``."""
     graph = asc.Graph("host read")
     x = graph.input("x")
     with graph.on("cuda:0"):
         loss = graph.add(call, x, name="loss", seconds=2e-3, nbytes=4)
-    item = graph.add(fn, loss, name="item", on="host", seconds=seconds) if copies else loss
+    item = graph.add(call, loss, name="item", on="host", seconds=3e-3)
     with graph.on("cuda:0"):
         graph.output(w=graph.add(call, loss, item, name="backward", seconds=4e-3))
     return asc.schedule(graph, ONE)
@@ -141,12 +140,6 @@ def slow_update(on: str | None = "cpu") -> asc.Schedule:
             ["40 tasks", "6 us", "'scale0'", "replay=True"],
             lambda: tiny(seconds=1e-6),
         ),
-        (
-            host_read,
-            "host read",
-            ["'item'", "'loss'", "cuda:0", "test_explain.py:"],
-            lambda: host_read(copies=False),
-        ),
         (on_one_device, "idle bound", ["cuda:1", "bound to cuda:0"], lambda: on_one_device(None)),
         (weights_at_home, "keep", ["'w'", "cuda:0"], lambda: weights_at_home("cuda:0")),
         (two_for_nothing, "fewer bound", ["two devices give nothing", "copies take longer"], None),
@@ -179,7 +172,7 @@ def test_tasks_on_one_device_instead_of_two_take_no_copies():
     [
         lambda: tiny(seconds=1e-3),
         lambda: on_one_device(None),
-        lambda: host_read(copies=False),
+        host_read,
         lambda: two_for_nothing(("cuda:0",)),
     ],
 )
@@ -306,12 +299,6 @@ def test_copies_by_one_link_are_not_advised_to_go_at_once():
         graph, ONE, costs=asc.Costs(default_nbytes=25e6), inputs={"a": "cpu", "b": "cpu"}
     ).explain()
     assert [advice.kind for advice in found.advice] == ["keep inputs"]
-
-
-def test_item_is_blamed_where_it_is_called_alone():
-    for fn in (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default, call):
-        (words,) = (advice.words for advice in host_read(fn=fn).explain().advice)
-        assert (".item()" in words, "do without it" in words) == (fn is not call, fn is call)
 
 
 def test_tiny_tasks_between_large_ones_are_no_row():

@@ -156,19 +156,6 @@ def test_tiny_operators_are_named_merged_or_not(is_merged: bool) -> None:
     assert found.makespan == pytest.approx(copied + 5e-6 + computed, rel=0.05)
 
 
-def test_a_read_on_the_host_that_costs_little_is_a_note():
-    graph = asc.Graph()
-    loss = graph.add(call, graph.input("x"), name="loss", on="cuda:0", seconds=1e-2, nbytes=4)
-    item = graph.add(call, loss, name="item", on="host", seconds=1e-5)
-    graph.output(y=graph.add(call, loss, item, name="backward", on="cuda:0", seconds=1e-2))
-    found = asc.schedule(graph, ONE).explain()
-    assert found.advice == ()
-    (note,) = found.notes
-    assert note.startswith("'item' (test_explain_true.py:")
-    assert "reads 'loss' on the host" in note
-    assert "would save <1%" in note
-
-
 def test_an_emulated_machine_says_what_pageable_memory_would_cost():
     graph, examples = asc.Graph(), {"x": torch.zeros(2048, 2048)}
     graph.output(y=torch.relu(graph.input("x")))
