@@ -64,8 +64,9 @@ class Graph(Recorder):
     """The tasks of one step and their dependencies.
 
     ``name`` is its title. ``generators`` are the random number generators of devices that have
-    their own, by device: tasks that draw from one keep their order. ``tasks`` and ``values`` are
-    lists in the order of addition; ``outputs`` has positions in ``values`` by name.
+    their own, by device: tasks that draw from one keep their order. ``tasks``, ``values`` and
+    ``sources``, the values that no task makes, are lists in the order of addition; ``outputs`` has
+    positions in ``values`` by name.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("sum of squares")
@@ -133,11 +134,6 @@ class Graph(Recorder):
         return include(self, other, inputs, prefix, on, on_host, seconds or {}, nbytes or {}, only)
 
     # ---- queries
-
-    @property
-    def sources(self) -> tuple[Value, ...]:
-        """The inputs and constants: the values that no task makes."""
-        return tuple(v for v in self.values if v.producer is None)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -209,7 +205,7 @@ class Graph(Recorder):
         renderer_of(self).draw(self, path, device, depth, title)
 
     def __dir__(self) -> list[str]:
-        return public_names(self, ("name", "outputs", "tasks", "values"))
+        return public_names(self, ("name", "outputs", "sources", "tasks", "values"))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return renderer_of(self).show(self)

@@ -50,6 +50,7 @@ class Recorder:
         self.name = name
         self.tasks: list[Task] = []
         self.values: list[Value] = []
+        self.sources: list[Value] = []  # inputs and constants
         self.outputs: dict[str, int] = {}  # label -> value
         self.names: dict[str, Value | Task] = {}
         self.users: list[list[int]] = []  # by task, its successors
@@ -72,6 +73,7 @@ class Recorder:
         twin = copy.copy(self)
         twin.tasks = self.tasks.copy() if tasks is None else [*tasks]
         twin.values = self.values.copy()
+        twin.sources = self.sources.copy()
         twin.outputs = self.outputs.copy()
         twin.names = self.names.copy()
         twin.users = [list(users) for users in self.users]
@@ -515,6 +517,8 @@ class Recorder:
         region = region or self.storages.frames.root()
         value = Value(self, index, name, producer, root, region, home, tensor, nbytes, copy_of)
         self.storages.add(value)
+        if producer is None:
+            self.sources.append(value)
         self.names[name] = value
         return value
 
