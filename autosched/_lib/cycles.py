@@ -26,16 +26,11 @@ Edge = tuple[int, int, int]
 _EXACT = 1e-12  # of the seconds of all nodes: paths that are longer by less are equally long
 
 
-def maximum_cycle_ratio(
-    seconds: Sequence[float], edges: Iterable[Edge]
-) -> tuple[float, list[tuple[int, int]]]:
-    """Return the greatest ratio, and a cycle that has it.
-
-    The cycle has pairs of a node and the distance from it to the next. Without cycles the result is
-    (0.0, []).
+def maximum_cycle_ratio(seconds: Sequence[float], edges: Iterable[Edge]) -> float:
+    """Return the greatest ratio; 0.0 without cycles.
 
     >>> maximum_cycle_ratio([1.0, 3.0], [(0, 1, 0), (1, 0, 2), (0, 0, 1)])
-    (2.0, [(0, 0), (1, 2)])
+    2.0
     """
     sorted_edges = sorted(edges, key=lambda edge: edge[1])
     count = len(seconds)
@@ -45,19 +40,18 @@ def maximum_cycle_ratio(
     tables = how.whole(at), how.whole(tail), how.whole(distance)
     scale = _EXACT * float(sum(seconds))
     ratio = 0.0
-    cycle: list[tuple[int, int]] = []
     while True:
         parent = how.counts(count, -1)
         scratch = how.numbers(count), parent, how.counts(count)
         first = how(converge)(how.floats(seconds), *tables, ratio, scale, *scratch)
         if first < 0:
-            return ratio, cycle
+            return ratio
         found = _cycle(int(first), parent, tail, distance)
         total = sum(seconds[node] for node, _ in found)
         better = total / sum(apart for _, apart in found)
         if better <= ratio:  # but for rounding, it was greater
-            return ratio, cycle
-        ratio, cycle = better, found
+            return ratio
+        ratio = better
 
 
 def _cycle(

@@ -63,7 +63,7 @@ def _carried(problem: Problem) -> float:
         or group[d.task] == group[task.index]
         or (where[d.task] == where[task.index] and sum(where[task.index]) == 1)
     ]
-    return maximum_cycle_ratio(least.tolist(), [*within, *carried])[0]
+    return maximum_cycle_ratio(least.tolist(), [*within, *carried])
 
 
 def _over_runs(graph: Graph) -> Iterator[tuple[int, int]]:

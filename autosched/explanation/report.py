@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.text import amount, count, duration, percent, ranges, shortened, wrapped
@@ -40,65 +39,12 @@ from autosched.explanation.what_if import SMALL, Advice, Case, worthwhile
 from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
 from autosched.program.parts import crosses
-from autosched.program.program import Copy, Program, Run, Stream, occupied
+from autosched.program.program import Copy, Run
 from autosched.simulation.footprint import needs_of_runs
-from autosched.simulation.periods import Period, fewest_in_flight
 from autosched.simulation.plan import Plan
 from autosched.timeline.timeline import Timeline, what
 
-# ---- the period of a loop
-
-Limit = Literal["device", "copies", "carried", "order", "in_flight", "host"]
-
 _NOTED = 0.1  # of the makespan, from which a shorter period is mentioned
-
-
-@dataclass(frozen=True)
-class PeriodFacts:
-    """The period of a loop, in seconds, and what bounds it.
-
-    ``limit`` is the reason: a ``device`` that computes, or a stream that ``copies``, without a
-    pause; a cycle of ``carried`` dependencies; the ``order`` of streams, if a device waits within a
-    run for work that depends on its own; ``in_flight``, if a run must end before another begins; or
-    the ``host``, which issues work. ``cycle`` has the tasks and copied values of the cycle that
-    takes so long, ``stream`` the stream if it is a single one. ``busy`` has the seconds per run of
-    each stream. ``enough`` is the fewest runs in flight with nearly this period. ``memory`` is the
-    device whose memory has no room for another run, if any.
-    """
-
-    seconds: float
-    bound: float
-    bound_name: str
-    in_flight: int
-    limit: Limit
-    cycle: tuple[str, ...]
-    stream: str
-    busy: Mapping[str, float]
-    enough: int
-    memory: str
-
-
-def period_facts(case: Case) -> PeriodFacts | None:
-    """Return what bounds the period of a loop; None for a program of one run at a time."""
-    program = case.program
-    if program.in_flight == 1:
-        return None
-    found = case.cycle
-    bounds = period_bounds(case.problem, program.in_flight)
-    name = max(bounds, key=lambda each: bounds[each])
-    limit, stream = _limit(program, found)
-    return PeriodFacts(
-        seconds=found.seconds,
-        bound=bounds[name],
-        bound_name=name,
-        in_flight=program.in_flight,
-        limit=limit,
-        cycle=tuple(dict.fromkeys(_name(program, at) for at, _ in found.cycle)),
-        stream="" if stream is None else str(stream),
-        busy={str(stream): seconds for stream, seconds in _busy(case).items()},
-        enough=fewest_in_flight(program, case.seconds, case.issuing, program.in_flight),
-        memory=_full(case),
-    )
 
 
 def in_flight_note(case: Case) -> tuple[str, ...]:
@@ -113,46 +59,6 @@ def in_flight_note(case: Case) -> tuple[str, ...]:
         return ()
     took = f"{duration(then)} per run instead of {duration(case.makespan)}"
     return (f"in a loop, in_flight=2 takes {took}, since runs overlap",)
-
-
-def _limit(program: Program, found: Period) -> tuple[Limit, Stream | None]:
-    """Return the reason for a period, and the stream of its cycle if it is a single one."""
-    if found.gated:
-        return "in_flight", None
-    if found.issued:
-        return "host", None
-    steps = [(occupied(program.instructions[at]), apart) for at, apart in found.cycle]
-    common = [s for s in steps[0][0] if all(s in streams for streams, _ in steps)] if steps else []
-    if common:
-        return ("device" if common[0].name.startswith("compute") else "copies"), common[0]
-    following = [*steps[1:], *steps[:1]]
-    over_runs = [
-        (streams, after)
-        for (streams, apart), (after, _) in zip(steps, following, strict=True)
-        if apart
-    ]
-    in_order = all({*streams} & {*after} for streams, after in over_runs)
-    return ("order" if in_order else "carried"), None
-
-
-def _name(program: Program, at: int) -> str:
-    instruction = program.instructions[at]
-    return str(getattr(instruction, "task", None) or getattr(instruction, "value", ""))
-
-
-def _busy(case: Case) -> dict[Stream, float]:
-    """Return the seconds per run of each stream, the busiest first."""
-    found = dict.fromkeys(case.program.streams, 0.0)
-    for instruction, seconds in zip(case.program, case.seconds, strict=True):
-        for stream in occupied(instruction):
-            found[stream] += seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _full(case: Case) -> str:
-    needs = needs_of_runs(case.program, case.problem)
-    name = min(needs, key=lambda device: needs[device].most)
-    return name if needs[name].most <= case.program.in_flight else ""
 
 
 _MOST_LATE = 3
@@ -187,7 +93,7 @@ class Explanation:
     ``idle`` has the accelerators, or all devices if there are none. ``twice_as_fast`` is the share
     of the makespan that links, the network, or accelerators of twice the speed would save.
     ``advice`` is predicted, the largest gain first; ``late`` refers to a measured run. ``period``
-    explains the seconds per run of a loop; the rest is about a single run.
+    is the seconds per run with ``in_flight`` runs; all else is about a single run.
     """
 
     name: str
@@ -208,7 +114,9 @@ class Explanation:
     copies_hidden: float
     twice_as_fast: Mapping[str, float]
     late: tuple[Late, ...]
-    period: PeriodFacts | None = None
+    in_flight: int
+    period: float
+    period_bound: float
 
     def to_json(self) -> str:
         """Return all fields as JSON."""
@@ -270,7 +178,9 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         copies_hidden=timeline.overlap().copies_hidden,
         twice_as_fast=_twice_as_fast(case),
         late=_late(case, timeline, path) if measured is not None else (),
-        period=period_facts(case),
+        in_flight=case.program.in_flight,
+        period=case.period,
+        period_bound=max(period_bounds(case.problem, case.program.in_flight).values()),
     )
 
 
@@ -352,7 +262,6 @@ _INDENT = 15  # of the facts, after their headings
 _MOST_STEPS = 8
 _MOST_CAUSES = 4
 _MOST_DEVICES = 8  # whose idle time has all its causes
-_MOST_IN_CYCLE = 6  # tasks of a cycle
 
 _BOUNDS = {
     "critical_path": "the longest chain of tasks and copies takes that long",
@@ -375,15 +284,6 @@ _WAITS = {
     "link": "for copies in line",
     "gap": "in gaps",
     "end": "with nothing left to do",
-}
-_PERIODS = {
-    "device": "{stream} is never idle",
-    "copies": "{stream} copies without a pause",
-    "carried": "each run needs what the run before leaves, in a cycle of {cycle}",
-    "order": "streams are in order, and one waits within a run for work that depends on its own: "
-    "{cycle}",
-    "in_flight": "no run begins before one of those in flight has ended",
-    "host": "threads of the host need that long to issue {cycle}",
 }
 _ORDER = {"device": "device busy with", "link": "in line behind", "order": "after"}
 
@@ -434,11 +334,8 @@ def _facts(found: Explanation) -> Iterator[str]:
         yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
     if found.late:
         yield from _fact("Late", "; ".join(map(_late_lines, found.late)))
-    if found.period is not None:
-        lines = _period_lines(found.period)
-        yield from _fact("Period", next(lines))
-        for line in lines:
-            yield from _fact("", line)
+    if found.in_flight > 1:
+        yield from _fact("Period", _period(found))
     if found.makespan:
         yield from _critical_path(found)
 
@@ -544,22 +441,11 @@ def _why(step: Step) -> str:
     return ", ".join(parts)
 
 
-def _period_lines(found: PeriodFacts) -> Iterator[str]:
-    """Yield sentences about a period, without indentation."""
-    names = [repr(name) for name in found.cycle[:_MOST_IN_CYCLE]]
-    names += ["..."] * (len(found.cycle) > _MOST_IN_CYCLE)
-    reason = _PERIODS[found.limit].format(stream=found.stream, cycle=", ".join(names))
-    yield f"{duration(found.seconds)} per run, with {found.in_flight} in flight: {reason}"
-    if found.bound:
-        share = percent(found.bound / found.seconds) if found.seconds else "100%"
-        yield f"no schedule with as many in flight takes less than {duration(found.bound)} ({share})"
-    stream, seconds = next(iter(found.busy.items()), ("", 0.0))
-    if found.limit not in ("device", "copies") and seconds:
-        yield f"the busiest stream, {stream}, works {percent(seconds / found.seconds)} of it"
-    if found.memory and found.limit == "in_flight":
-        yield f"the memory of {found.memory} has no room for another run"
-    elif found.enough < found.in_flight:
-        yield f"in_flight={found.enough} would suffice"
+def _period(found: Explanation) -> str:
+    """Write the seconds per run of a loop, and how near they are to the bound."""
+    share = percent(found.period_bound / found.period) if found.period else "100%"
+    least = f"no schedule with as many takes less than {duration(found.period_bound)} ({share})"
+    return f"{duration(found.period)} per run, with {found.in_flight} in flight; {least}"
 
 
 def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -12,7 +12,7 @@ from autosched.placement import Placement
 from autosched.problem import Problem
 from autosched.program.program import Program
 from autosched.simulation.issuing import Issuing, issuing
-from autosched.simulation.periods import Period, period
+from autosched.simulation.periods import period
 from autosched.simulation.simulate import durations, makespan, simulate
 from autosched.timeline.timeline import Timeline
 
@@ -65,11 +65,6 @@ class Plan:
         return makespan(self.program, self.seconds, self.issuing)
 
     @cached_property
-    def cycle(self) -> Period:
-        """The period, and the cycle of instructions that determines it."""
-        return period(self.program, self.seconds, self.issuing)
-
-    @property
     def period(self) -> float:
         """Predicted seconds per run in steady state, if runs are submitted without delay.
 
@@ -82,4 +77,4 @@ class Plan:
         >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).period
         1.0
         """
-        return self.cycle.seconds
+        return period(self.program, self.seconds, self.issuing)
