@@ -139,6 +139,7 @@ CONCEPTS = {
     "frontends.replacements": "what is set in torch, with reasons; tracing knows none of it",
     "frontends.side_effects": "what changes besides tensors; tracing refuses it",
     "frontends.tracing": "functions to operators; capture makes tasks of operators",
+    "explanation.advice": "what would help, each change as simulated; report has facts and text",
     "fusion.candidates": "which tasks can be fused, and groups of them; fusing chooses a grouping",
     "parallel.checkpoints": "the state of a step in a folder",
     "parallel.controlled_memory": "patterns that repeat, in units of time",

@@ -11,9 +11,8 @@ idle, may be listed first.
 ===============  ===========================================================================
 facts            what each task and copy waited for, and why; the critical path, idle times by cause, slack
 what_if          a schedule and its prediction, with variants for what-if questions; which pay
-remedies         advice: page-locked memory, values that are spilled, inputs that could stay on
-                 accelerators, launches
-placements       advice: other placements, more devices, fewer
+advice           page-locked memory, values that are spilled, inputs that could stay on accelerators,
+                 launches; other placements, more devices, fewer
 report           the explanation of a whole schedule, as ``explain`` returns it, and its text;
                  the period of a loop
 task_report      why a task runs where and when it does

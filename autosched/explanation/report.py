@@ -15,17 +15,10 @@ from autosched._lib.text import amount, count, duration, percent, ranges, shorte
 from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
-from autosched.explanation.facts import (
-    Idle,
-    Step,
-    binding_predecessors,
-    critical_path,
-    idle,
-    path_seconds,
-    predecessors,
-)
-from autosched.explanation.placements import Plans, change_placement, device_count_note
-from autosched.explanation.remedies import (
+from autosched.explanation.advice import (
+    Plans,
+    change_placement,
+    device_count_note,
     fuse_launches,
     host_note,
     is_issued_late,
@@ -34,6 +27,15 @@ from autosched.explanation.remedies import (
     pin_memory,
     replay_launches,
     spill_note,
+)
+from autosched.explanation.facts import (
+    Idle,
+    Step,
+    binding_predecessors,
+    critical_path,
+    idle,
+    path_seconds,
+    predecessors,
 )
 from autosched.explanation.what_if import SMALL, Advice, Case, worthwhile
 from autosched.lowering import lower
