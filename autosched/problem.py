@@ -170,7 +170,7 @@ class Problem:
     infinite where a task cannot run, and ``reads`` the data of each task, whose ``names`` and
     ``versions`` are in the order of data. ``before`` and ``after`` are predecessors and successors
     of tasks; ``tables`` has all that as arrays. The first use of numbers raises ScheduleError for
-    contradictory constraints.
+    contradictory constraints. ``original`` is the problem before tasks were repeated, if any were.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
@@ -184,6 +184,7 @@ class Problem:
     costs: Costs = field(default_factory=Costs)
     constraints: Constraints = field(default_factory=Constraints)
     goal: Goal = field(default_factory=Goal)
+    original: Problem | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, kind in (("graph", Graph), ("machine", Machine), ("costs", Costs)):

@@ -50,7 +50,7 @@ MAY_IMPORT = {
         "simulation",
     ],  # programs within memory limits: the footprint is what simulation predicts
     # planning
-    "recomputation": FOUNDATION,
+    "recomputation": [*PLACED, "problem"],
     "bounds": [*PLACED, "problem"],
     "policies": [*PLACED, "bounds", "problem"],
     # consumers of a program
@@ -66,7 +66,7 @@ MAY_IMPORT = {
     # user level
     "scheduling": [
         *[*IR, "bounds", "codegen", "explanation", "lowering", "policies", "problem", "runtime"],
-        *["simulation", "timeline", "verification", "viz"],
+        *["recomputation", "simulation", "timeline", "verification", "viz"],
     ],
     "comparison": [*INPUTS, "policies", "problem", "scheduling", "viz"],
     "measurement": [*IR, "policies", "problem", "runtime", "scheduling"],
@@ -126,6 +126,7 @@ MAY_IMPORT_TORCH = {
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
     "machine.cluster",  # inside functions
+    "recomputation.rewrite",  # to repeat random numbers, inside functions
 }
 
 MOST_LINES = 900

@@ -100,7 +100,24 @@ def _rates(link: Link | None) -> str:
     return f"at {slow} instead of {amount(link.bytes_per_second, 'B/s')}"
 
 
-# ---- spilled values
+# ---- repeated tasks and spilled values
+
+
+def repeat_note(case: Case) -> tuple[str, ...]:
+    """Describe what is repeated because memory is limited."""
+    original = case.problem.original
+    if original is None:
+        return ()
+    again = [task for task in case.graph.tasks if task.name not in original.graph.names]
+    seconds = sum(
+        case.costs.task_seconds(task, case.machine.device(case.placement.device[task.name]))
+        for task in again
+        if not task.view
+    )
+    devices = device_list(list(dict.fromkeys(case.placement.device[task.name] for task in again)))
+    repeated = count(sum(not task.view for task in again), "task")
+    is_ = "is" if repeated.startswith("1 ") else "are"
+    return (f"{repeated} {is_} repeated to keep to the memory of {devices}: {duration(seconds)}",)
 
 
 def reloads(case: Case) -> Iterator[Copy]:

@@ -25,6 +25,7 @@ from autosched.explanation.advice import (
     keep_inputs,
     pageable_note,
     pin_memory,
+    repeat_note,
     replay_launches,
     spill_note,
 )
@@ -169,6 +170,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
             *host_note(case),
             *device_count_note(case, plans),
             *pageable_note(case),
+            *repeat_note(case),
             *spill_note(case),
             *in_flight_note(case),
         ),
@@ -215,7 +217,7 @@ def _checked(case: Case, timeline: Timeline) -> Timeline:
 
 
 def _efficiency(case: Case, makespan: float) -> Efficiency:
-    found = bounds(without_resident_state(case.problem))
+    found = bounds(without_resident_state(case.problem.original or case.problem))
     name = max(found, key=lambda bound: found[bound])
     return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
 

@@ -36,22 +36,30 @@ class Copying:
         *,
         instead: Mapping[int, Value] | None = None,
         seconds: Seconds | None = None,
+        suffix: str = "",
     ) -> None:
         """Add a task, by default after those of the old graph, and with the seconds it had.
 
-        It reads some values ``instead`` of its own.
+        It reads some values ``instead`` of its own. With a ``suffix``, its names are new ones.
         """
         if after is None:
             orders = (d.task for d in task.dependencies if d.kind == "order")
             after = [self.old.tasks[before].name for before in orders]
         made = [self.old.values[use.value] for use in task.outputs]
+        label = self.new.fresh(task.name + suffix) if suffix else task.name
+
+        def name_of(leaf: Value) -> str:
+            if leaf.name == task.name:
+                return label
+            return self.new.fresh(leaf.name + suffix) if suffix else leaf.name
+
         results = repeat(
             self.new,
             self.old,
             task,
             {**self.values, **instead} if instead else self.values,
-            task.name,
-            outputs=transform(lambda leaf: leaf.name, task.result),
+            label,
+            outputs=transform(name_of, task.result),
             touched=None if task.view else task.region,
             regions=[value.region for value in made],
             on=task.device,

@@ -37,7 +37,7 @@ from autosched.graph.value import Value
 _DEEPEST = 100
 
 
-class _Generator(NamedTuple):
+class Generator(NamedTuple):
     """Stands for a random number generator in shared state: that of a device, or any (None)."""
 
     name: str | None
@@ -59,7 +59,7 @@ class Recorder:
         self.storages = Storages(self.values)
         self.device: str | None = None  # the constraint on tasks and inputs to be added
         self.grows = True
-        self._states = {name: _Generator(name) for name in (None, *self.generators.values())}
+        self._states = {name: Generator(name) for name in (None, *self.generators.values())}
         self._constants: dict[int, Value] = {}  # by id of the tensor
         self._counts: dict[str, int] = {}  # of names that ``fresh`` has returned, by their base
         self._last: dict[int, int] = {}  # id of shared state -> the last task that used it
@@ -581,7 +581,7 @@ class Recorder:
         """Return the shared state of a task, and whether it draws random numbers."""
         if composite is not None:
             shared = [item for task in composite.tasks for item in task.shared]
-            known = {id(item): item for item in shared if not isinstance(item, _Generator)}
+            known = {id(item): item for item in shared if not isinstance(item, Generator)}
             state = list(known.values())
             random = any(task.random for task in composite.tasks)
         else:

@@ -8,11 +8,10 @@ in this order:
 2. By Belady's rule, blocks whose next read is latest. They are spilled to the host, or to another
    device with room, unless another device holds a copy already.
 
-A spilled block is reloaded immediately before its next use, or earlier if memory is free. Nothing
-is recomputed: that would run tasks twice, and require that they neither write in place nor draw
-random numbers. What was read from a file is not spilled: storage still has it, and it is read
-again. Nothing is spilled to storage. Memory that is written in parts is never moved. Copies to devices without a limit
-are as early as possible.
+A spilled block is reloaded immediately before its next use, or earlier if memory is free. What is
+recomputed is decided before, in the graph. What was read from a file is not spilled: storage still
+has it, and it is read again. Nothing is spilled to storage. Memory that is written in parts is never
+moved. Copies to devices without a limit are as early as possible.
 
 Each free that makes room is in the program. ``hazards`` finds what must happen after it. Belady's
 rule (IBM Systems Journal 5, 1966) needs to know the next reads of values while runs are walked;

@@ -11,16 +11,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 from autosched.errors import MemoryLimitError, ScheduleError, shown
-from autosched.lowering import fitted, lower
+from autosched.lowering import fits, fitted, lower
 from autosched.lowering.resident_state import keeping, with_resident_state, within
 from autosched.machine.machine import Machine
 from autosched.placement import Placement
 from autosched.problem import Goal, Objective, Policy, Problem
 from autosched.program.program import Copy, Program
+from autosched.recomputation.repeats import repeated, with_repeats
 from autosched.scheduling.arguments import checked_count
 from autosched.simulation.footprint import needs_of_runs
 from autosched.simulation.periods import fewest_in_flight
@@ -29,6 +32,11 @@ from autosched.simulation.plan import Plan
 _MOST = 64  # runs in flight that are chosen
 # Of the memory of a device, how much state may take if not all of it fits.
 _PARTS = (0.75, 0.5, 0.25, 0.0)
+# Of what exceeds the memory, for how much tasks are repeated; the rest is spilled.
+_REPEATED_PARTS = (1.0, 0.5)
+_MOST_REPEATED = 2  # placements of which tasks are repeated
+
+Length = tuple[float, float]
 
 
 def goal_of(objective: Objective, in_flight: int | None, machine: Machine) -> Goal:
@@ -55,11 +63,13 @@ def best_plan(
     """Return the plan of least period or makespan, of equal ones that with the fewest copies.
 
     Each placement is tried with each of these limits on streams that it does not have itself, and
-    added to ``tried``, if it is not there.
+    added to ``tried``, if it is not there. Where the fastest ones exceed the memory, plans spill
+    values, repeat tasks, or both.
     """
     tried = [] if tried is None else tried
     confined = problem.confined
     plans: list[Plan] = []
+    tight: list[tuple[Length, Placement]] = []
     refusal = ScheduleError(f"graph {problem.graph.name!r} cannot run on this machine")
     for policy in policies:
         try:
@@ -70,15 +80,20 @@ def best_plan(
                 tried.append(placement)
                 best = None
                 for most in limits if placement.streams is None else (placement.streams,):
-                    plan = _lowered(problem, replace(placement, streams=most))
+                    plan = _lowered(problem, replace(placement, streams=most), tight)
                     if best is None or _is_shorter(plan, best):  # more streams that bring something
                         best = plan
                         plans.append(plan)
         except ScheduleError as error:
             refusal = error
-    if not plans:
+    best = min(plans, key=merit, default=None)
+    for length, placement in sorted(tight, key=itemgetter(0))[:_MOST_REPEATED]:
+        if best is None or length < _length(best):
+            plans += _repeated(problem, placement)
+            best = min(plans, key=merit, default=None)
+    if best is None:
         raise refusal
-    return min(plans, key=merit)
+    return best
 
 
 def _is_shorter(plan: Plan, other: Plan) -> bool:
@@ -87,7 +102,7 @@ def _is_shorter(plan: Plan, other: Plan) -> bool:
     return mine < others and not all(map(partial(math.isclose, rel_tol=1e-9), mine, others))
 
 
-def _length(plan: Plan) -> tuple[float, float]:
+def _length(plan: Plan) -> Length:
     """Return the period, if that is the objective, and the makespan."""
     is_loop = plan.problem.goal.objective == "period"
     return (plan.period if is_loop else 0.0), plan.makespan
@@ -99,26 +114,42 @@ def merit(plan: Plan) -> tuple[float, float, int]:
     return *_length(plan), copies
 
 
-def _lowered(problem: Problem, placement: Placement) -> Plan:
+def _lowered(problem: Problem, placement: Placement, tight: list[tuple[Length, Placement]]) -> Plan:
     """Lower a placement to a program that fits into memory, and predict its times.
 
-    It is the best of those that keep more or less state on devices. Raises ScheduleError for
-    instructions that the machine cannot execute.
+    It is the best of those that keep more or less state on devices. A placement that would exceed
+    the memory is added to ``tight``, with its times then. Raises ScheduleError for instructions
+    that the machine cannot execute.
     """
     plans: list[Plan] = []
     refusal = MemoryLimitError("memory does not suffice")
-    for own, placed in _with_state(problem, placement):
-        try:
-            program = fitted(own, placed)
-        except MemoryLimitError as error:
-            refusal = error
-            continue
+    for i, (own, placed) in enumerate(_with_state(problem, placement)):
+        program = lower(own, placed)
+        if own.is_limited and not fits(program, own):
+            if i == 0:
+                tight.append((_length(Plan(own, placed, program)), placement))
+            try:
+                program = lower(own, placed, limited=True)
+            except MemoryLimitError as error:
+                refusal = error
+                continue
         if problem.goal.objective == "period":
             program = _looped(own, placed, program)
         plans.append(Plan(own, placed, program))
     if not plans:
         raise refusal
     return min(plans, key=_length)
+
+
+def _repeated(problem: Problem, placement: Placement) -> Iterator[Plan]:
+    """Yield plans of a placement in which tasks are repeated, for all that exceeds memory or a part."""
+    own, placed = with_resident_state(problem, placement)
+    for part in _REPEATED_PARTS:
+        with suppress(MemoryLimitError):
+            order = repeated(own, placed, part)
+            if order is not None:
+                changed = with_resident_state(*with_repeats(problem, placement, order))
+                yield Plan(*changed, fitted(*changed))
 
 
 def _with_state(problem: Problem, placement: Placement) -> Iterator[tuple[Problem, Placement]]:

@@ -25,6 +25,7 @@ from autosched._lib.forks import forks, rlock
 from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.codegen import Code, generate
+from autosched.costs.costs import Costs
 from autosched.costs.learning import learn
 from autosched.errors import AutoschedError, ChartError, MachineError, ScheduleError, TaskError
 from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
@@ -36,6 +37,8 @@ from autosched.machine.cluster import joined as joined_ranks
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
 from autosched.problem import Constraints, Problem
+from autosched.recomputation.repeats import with_repeats
+from autosched.recomputation.rewrite import first_name
 from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
@@ -185,7 +188,7 @@ class Schedule(Plan):
             timelines = [profile() for _ in range(sum(runs))]
         finally:
             self._kept.wrote(inputs)
-        measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
+        measured = partial(_learned, problem=self.problem)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
     def submit(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> RunFuture:
@@ -564,7 +567,7 @@ class Schedule(Plan):
         """Lower bound on the period of all schedules with as many runs in flight."""
         # Tasks that fit into no device's memory cannot run.
         in_flight = self.program.in_flight
-        known = period_bounds(self.problem.confined, in_flight)
+        known = period_bounds((self.problem.original or self.problem).confined, in_flight)
         return max([*known.values(), self.placement.bound / in_flight])
 
     @cached_property
@@ -583,10 +586,20 @@ class Schedule(Plan):
         threads = self.issuing
         return sum(self.seconds) + (0.0 if threads is None else threads.total)
 
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The tasks that are repeated because memory is limited, as they are named in ``graph``.
+
+        ``mul.again`` makes again what ``mul`` made, which was not kept meanwhile.
+        """
+        original = self.problem.original
+        names = () if original is None else original.graph.names
+        return tuple(task.name for task in self.graph.tasks if original and task.name not in names)
+
     @cached_property
     def lower_bound(self) -> float:
         """Lower bound on the makespan of all schedules of this graph on this machine."""
-        known = bounds(without_resident_state(self.problem))
+        known = bounds(without_resident_state(self.problem.original or self.problem))
         return max([*known.values(), self.placement.bound])
 
     @property
@@ -671,6 +684,12 @@ class Schedule(Plan):
         )
 
 
+def _learned(timeline: Timeline, problem: Problem) -> Costs:
+    """Return the costs that a timeline shows, for the graph before tasks were repeated."""
+    costs = learn(timeline, problem.graph, problem.machine, problem.costs)
+    return costs if problem.original is None else costs.restricted(problem.original.graph)
+
+
 def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
     """Read a saved schedule for the same graph built again, and verify it again.
 
@@ -702,6 +721,7 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     state = binding_of(graph).state_on(graph, saved.machine)
     constraints = Constraints(place=place, state=state)
     problem = Problem(graph.snapshot(), saved.machine, saved.costs, constraints)
+    problem = _with_saved_repeats(problem, saved.placement)
     problem = with_resident_state_as(problem, saved.placement, inputs)
     check_graph(saved, problem.graph)
     by_pattern(inputs, [value.name for value in problem.graph.sources], "inputs", "input")
@@ -714,3 +734,15 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     made.verify()
     _ = made.makespan  # raises for instructions that the machine cannot execute
     return made
+
+
+def _with_saved_repeats(problem: Problem, placement: Placement) -> Problem:
+    """Return the problem in which those tasks are repeated that a saved placement repeats."""
+    graph = problem.graph
+    order = [first_name(graph, name) for name in placement.order]
+    if len(order) == len(set(order)) or not set(order) <= {task.name for task in graph.tasks}:
+        return problem
+    original = replace(problem, costs=problem.costs.restricted(graph))
+    device = {first_name(graph, name): at for name, at in placement.device.items()}
+    made, _ = with_repeats(original, replace(placement, device=device), order)
+    return replace(made, costs=problem.costs)

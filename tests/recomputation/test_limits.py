@@ -1,0 +1,114 @@
+"""Programs whose memory is limited: tasks are repeated, and the results are those of the serial run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.runtime.backends.virtual import Virtual
+from autosched.scheduling.saved import from_text
+from autosched.scheduling.schedule import joined
+from autosched.testing import contrary, uniform
+
+SIDE = 8  # values are square matrices of numbers of 8 bytes
+NBYTES = SIDE * SIDE * 8
+
+Layer = Callable[[asc.Graph, Any, str], Any]
+
+
+def _dropout(graph: asc.Graph, h: Any, on: str) -> Any:
+    return graph.add(torch.nn.functional.dropout, h, 0.5, training=True, on=on)
+
+
+def _transposed(graph: asc.Graph, h: Any, on: str) -> Any:
+    return graph.add(torch.cos, h.t(), on=on)
+
+
+def _in_place(graph: asc.Graph, h: Any, on: str) -> Any:
+    made = graph.add(torch.tanh, h, on=on)
+    made.mul_(0.5)
+    return made
+
+
+def _rows(graph: asc.Graph, h: Any, on: str) -> Any:
+    upper, lower = graph.add(torch.chunk, graph.add(torch.sin, h, on=on), 2, outputs=2)
+    return graph.add(torch.cat, [lower, upper], on=on)
+
+
+LAYERS: Mapping[str, Layer] = {
+    "sin": lambda graph, h, on: graph.add(torch.sin, h, on=on),
+    "dropout": _dropout,
+    "transposed": _transposed,
+    "in place": _in_place,
+    "rows": _rows,
+}
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> asc.Graph:
+    """Layers whose results are read again in the opposite order, as backward does, on one GPU or two."""
+    graph = asc.Graph("step")
+    h, w = graph.inputs("x", "w")
+    kinds = draw(st.lists(st.sampled_from([*LAYERS]), min_size=3, max_size=12))
+    half = draw(st.sampled_from([len(kinds), len(kinds) // 2]))
+    saved = []
+    for i, kind in enumerate(kinds):
+        on = f"cuda:{int(i >= half)}"
+        saved.append((h, on))
+        h = LAYERS[kind](graph, h, on)
+    for h_before, on in reversed(saved):
+        h = graph.add(torch.addcmul, h, h_before, h, value=0.1, on=on)
+    if draw(st.booleans()):
+        w.sub_(h)
+    graph.output(y=h)
+    return graph
+
+
+def given_inputs() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shape = SIDE, SIDE
+    return {
+        name: torch.rand(shape, dtype=torch.float64, generator=generator) for name in ("x", "w")
+    }
+
+
+def left_by(run: Callable[..., Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    inputs = given_inputs()
+    return {**run(**inputs), **inputs}
+
+
+@given(data=st.data(), graph=steps())
+def test_a_step_equals_the_serial_run_within_any_limit(
+    data: st.DataObject, graph: asc.Graph
+) -> None:
+    machine = asc.Machine.emulated(gpus=2)
+    costs = asc.Costs(default_seconds=1e-6, default_nbytes=NBYTES)
+    free = asc.schedule(graph, machine, costs=costs)
+    peak = max(free.peak_bytes[name] for name in machine.accelerators)
+    assert (
+        asc.schedule(graph, asc.Machine.emulated(gpus=2, nbytes=peak), costs=costs).recomputed == ()
+    )
+    limit = NBYTES * data.draw(st.integers(4, max(4, int(peak / NBYTES))))
+    limited = asc.Machine.emulated(gpus=2, nbytes=limit)
+    choose = data.draw(st.sampled_from([uniform, contrary]))(data.draw(st.integers(0, 999)))
+    try:
+        made = asc.schedule(graph, limited, costs=costs, backend=Virtual(choose))
+    except asc.MemoryLimitError:
+        return
+    made.verify()
+    assert all(made.peak_bytes[name] <= limit for name in machine.accelerators)
+    assert made.makespan >= free.lower_bound * (1 - 1e-9)
+    expected = left_by(graph.run_serial)
+    for _ in range(2):
+        found = left_by(made)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    if made.recomputed:
+        text = replace(made, backend="emulated").text
+        assert joined(from_text(text), graph).recomputed == made.recomputed
