@@ -87,6 +87,7 @@ def compile(
     maxsize: int = MOST,
     granularity: Granularity = "op",
     fuse: bool | Compiler = False,
+    memory: float | None = None,
     **options: Any,
 ) -> Compiled | CompiledModule:
     """Return a function that runs ``fn`` on a machine, by a schedule.
@@ -96,7 +97,7 @@ def compile(
     recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
     of ``capture``; with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
     differ from eager ones by rounding: see ``fuse``; a first step, which creates an optimizer's
-    state, is not fused.
+    state, is not fused. ``memory`` limits the bytes on each accelerator: see ``Machine.limited``.
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
     ``autosched`` reports each recapture.
 
@@ -123,6 +124,8 @@ def compile(
     compiler_of(fuse)
     if fuse:
         check_one_process(machine)
+    if memory is not None:
+        machine = (Machine.local() if machine is None else machine).limited(memory)
     options |= {"machine": machine, "policy": policy}
     compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled

@@ -290,6 +290,25 @@ class Machine:
             network=self.network and slower(self.network, factor),
         )
 
+    def limited(self, nbytes: float) -> Machine:
+        """Return this machine with at most so many bytes of memory on each accelerator.
+
+        Schedules hold no more there: what does not fit is recomputed or spilled. Raises MachineError
+        unless it is a number above 0.
+
+        >>> Machine.emulated(gpus=1).limited(24e9).device("cuda:0").nbytes
+        24000000000.0
+        """
+        if not is_number(nbytes) or nbytes == 0:
+            raise MachineError(f"memory must be bytes above 0, such as 24e9, got {shown(nbytes)}")
+        return replace(
+            self,
+            devices=tuple(
+                replace(d, nbytes=min(d.nbytes, float(nbytes))) if d.is_accelerator else d
+                for d in self.devices
+            ),
+        )
+
     @cached_property
     def with_one_stream(self) -> Machine:
         """The machine with one compute stream on each device."""

@@ -110,6 +110,7 @@ def variants(machine):
     yield pickle.loads(pickle.dumps(machine))
     yield Machine.from_json(machine.to_json())
     yield machine.slower(2)
+    yield machine.limited(1e9)
     yield dataclasses.replace(machine, contention=False)
     yield dataclasses.replace(machine, devices=smaller)
     yield dataclasses.replace(machine, devices=[Device("cpu"), Device("cuda:0")])
@@ -377,6 +378,10 @@ WORDS = [  # what is given, and what is said of it
     *(
         (partial(Machine.emulated().slower, factor), f"a machine can be slower by a number above 0, got {factor!r}")
         for factor in [0, -2.0, math.nan, math.inf, "twice"]
+    ),
+    *(
+        (partial(Machine.emulated().limited, nbytes), f"memory must be bytes above 0, such as 24e9, got {nbytes!r}")
+        for nbytes in [0, -2.0, math.nan, "24GB", None]
     ),
 ]  # fmt: skip
 A, B, C = map(Device, "abc")
