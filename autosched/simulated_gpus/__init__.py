@@ -120,7 +120,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         "get_memory_info": streams.mem_get_info,
     }
     own = _named(
-        "Stream set_device device default_stream stream mem_get_info current_blas_handle "
+        "Stream set_device device device_of default_stream stream mem_get_info current_blas_handle "
         "manual_seed manual_seed_all get_rng_state set_rng_state is_current_stream_capturing"
     )
     facts = {"name": "a simulated GPU", "multi_processor_count": 1, "major": 9, "minor": 0}
@@ -160,6 +160,7 @@ def _torch(gpus: int, kind: str) -> list[tuple[Any, dict[str, Any]]]:
         (torch.cuda, module | graphs),
         (torch.cuda.graphs, {k: graphs[k] for k in graphs if hasattr(torch.cuda.graphs, k)}),
         (torch.cuda.nvtx, told),
+        (torch.backends.cudnn, {"is_acceptable": lambda tensor: False}),
         (torch.cuda.nccl, {"is_available": lambda tensors: False}),
         (torch.nn.parallel._functions, {"_streams": None, "torch": comm.Torch()}),
     ]

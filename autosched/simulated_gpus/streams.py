@@ -206,6 +206,13 @@ class device:  # noqa: N801
         hardware().device = self.outer
 
 
+class device_of(device):  # noqa: N801
+    """Stands for ``torch.cuda.device_of``."""
+
+    def __init__(self, obj: torch.Tensor):
+        super().__init__(obj.get_device() if obj.is_cuda else None)
+
+
 def synchronize(device: Device = None) -> None:
     hardware().synchronize_device(index(device))
 
