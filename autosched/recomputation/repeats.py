@@ -18,7 +18,13 @@ from autosched.costs.costs import Costs
 from autosched.graph.graph import Graph, Task, Use
 from autosched.placement import Placement
 from autosched.problem import Problem
-from autosched.recomputation.rewrite import first_name, is_view, last_repeats, rewritten
+from autosched.recomputation.rewrite import (
+    first_name,
+    is_view,
+    last_repeats,
+    rewritten,
+    without_unread,
+)
 from autosched.recomputation.sequence import Step, curve, recomputed
 
 _TOGETHER = 0.75  # of the bytes times lives that one block would have
@@ -157,13 +163,15 @@ def repeated(problem: Problem, placement: Placement, part: float = 1.0) -> tuple
     order: list[str] = []
     for position, task in enumerate(placement.order):
         order += [*before.get(position, ()), task]
-    return (*order, *before.get(len(placement.order), ()))
+    return without_unread(problem.graph, [*order, *before.get(len(placement.order), ())])
 
 
 def with_repeats(
     problem: Problem, placement: Placement, order: Sequence[str]
 ) -> tuple[Problem, Placement]:
     """Return the problem and the placement in which tasks are repeated, with the same costs."""
+    if len(set(order)) == len(order):
+        return problem, replace(placement, order=tuple(order), copies=())
     graph = rewritten(problem.graph, order)
     first = {task.name: first_name(problem.graph, task.name) for task in graph.tasks}
     device = {name: placement.device[old] for name, old in first.items()}

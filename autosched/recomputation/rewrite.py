@@ -84,6 +84,32 @@ def rewritten(graph: Graph, order: Sequence[str]) -> Graph:
     return copying.finish().snapshot()
 
 
+def without_unread(graph: Graph, order: Sequence[str]) -> tuple[str, ...]:
+    """Return an order without those runs of repeated tasks that nothing reads before the next one.
+
+    Draws of random numbers keep their places.
+
+    >>> graph = Graph()
+    >>> y = graph.input("x").abs()
+    >>> graph.output(z=graph.input("w").exp() * y)
+    >>> without_unread(graph, ["abs", "exp", "abs", "mul"])
+    ('exp', 'abs', 'mul')
+    """
+    values = graph.values
+    left = Counter(order)
+    read = {values[values[index].root].producer for index in graph.outputs.values()}
+    found = []
+    for name in reversed(order):
+        task = graph.task(name)
+        if left[name] == 1 or task.random or task.index in read:
+            found.append(name)
+            read.discard(task.index)
+            read.update(values[values[use.value].root].producer for use in task.reads)
+        else:
+            left[name] -= 1
+    return tuple(reversed(found))
+
+
 def first_name(graph: Graph, name: str) -> str:
     """Return the task of a graph that a task of the rewritten one is, or repeats."""
     return name if name in graph.names else name.rpartition(AGAIN)[0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.recomputation.rewrite import last_repeats, rewritten
+from autosched.recomputation.rewrite import last_repeats, rewritten, without_unread
 from tests import strategies
 from tests.strategies import graphs, outcome
 
@@ -37,8 +37,10 @@ def test_a_graph_with_repeated_tasks_equals_the_graph(data: st.DataObject) -> No
         order += [task.name for task in graph.tasks[at : at + 1]]
     again = rewritten(graph, order)
     assert len(again) >= len(order)
+    fewer = without_unread(graph, order)
+    assert {*fewer} == {*order}
     expected = outcome(graph.run_serial, graph)
-    for _ in range(2):
-        found = outcome(again.run_serial, graph)
+    for repeating in (again, again, rewritten(graph, fewer)):
+        found = outcome(repeating.run_serial, graph)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
