@@ -8,7 +8,8 @@ each move that leaves an excess, and less after others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,20 +20,19 @@ from autosched._lib.jit import kernel, mode
 if TYPE_CHECKING:
     from autosched.recomputation.sequence import Step
 
-_WORK = 1e8  # steps that are measured in a search
+_WORK = 4e7  # steps that are measured in a search
 _MOVES = 400  # for each step, at most
 _PRIME = 2147483647
-_RISE = 1.003
+_RISE = 1.01  # of the price of memory, in a move
 _TURNS = 4
 
 
 class _Tables(NamedTuple):
-    """The steps. Reads of a step are at ``reads_at[step]`` to ``reads_at[step + 1]``."""
+    """The steps. Reads of a step are at ``reads_at[step]`` to ``reads_at[step + 1]``, kept ones last."""
 
     seconds: Any
     nbytes: Any
     last: Any
-    kept: Any
     reads_at: Any
     reads: Any
 
@@ -48,6 +48,7 @@ class _State(NamedTuple):
     end: Any  # [run] the last run that reads it
     held: Any  # [run] bytes in memory
     freed: Any  # [run]
+    used: Any  # [run] the last run so far that reads it
     made: Any  # [step] its last run
     old_slot: Any  # [run]
     old_step: Any
@@ -77,9 +78,8 @@ def measured(t: _Tables, w: _State, room: float) -> float:
         w.end[i] = i
         w.freed[i] = 0.0
     w.freed[length] = 0.0
-    for step in range(len(t.kept)):
-        if t.kept[step]:
-            w.end[w.made[step]] = length - 1
+    for k in range(t.reads_at[len(t.last)], len(t.reads)):
+        w.end[w.made[t.reads[k]]] = length - 1
     for i in range(length):
         w.freed[w.end[i] + 1] += t.nbytes[w.step[i]]
     held = 0.0
@@ -134,65 +134,57 @@ def remove(w: _State, at: int) -> None:
 
 
 @kernel
-def next_use(t: _Tables, w: _State, run: int, after: int) -> int:
-    """Return the first run after one that reads what a run made; the end if none does."""
-    step = w.step[run]
-    for i in range(after + 1, w.end[run] + 1):
-        for k in range(t.reads_at[w.step[i]], t.reads_at[w.step[i] + 1]):
-            if t.reads[k] == step:
-                return i
-    return int(w.counts[0])
+def widest(t: _Tables, w: _State, room: float, is_random: bool) -> tuple[int, int]:
+    """Return a step to be dropped between two uses, and the slot of the second; -1 if there is none.
 
-
-@kernel
-def reads(t: _Tables, step: int, other: int) -> bool:
-    """Return whether a step reads another."""
-    found = False
-    for k in range(t.reads_at[step], t.reads_at[step + 1]):
-        found = found or t.reads[k] == other
-    return found
-
-
-@kernel
-def chosen(t: _Tables, w: _State, at: int, tries: int) -> tuple[int, int]:
-    """Return what may be dropped during a run, and the slot of its next use; -1 if nothing is found.
-
-    Of some candidates, that with the most bytes and runs per second is taken.
+    The most bytes above ``room`` per second are taken, or any at random. What the step reads must be
+    in memory longer; that counts against it.
     """
+    length = w.counts[0]
+    over = w.freed
+    over[0] = 0.0
+    for i in range(length):
+        over[i + 1] = over[i] + (1.0 if w.held[i] > room else 0.0)
+    is_steep = is_random and below(w, 4) == 0
     best = -1
     best_slot = 0
-    best_rate = -1.0
-    for _ in range(tries):
-        run = below(w, at + 1)
-        while run >= 0 and (w.end[run] <= at or run == at or reads(t, w.step[at], w.step[run])):
-            run -= 1
-        if run < 0 or t.nbytes[w.step[run]] <= 0:
-            continue
-        step = w.step[run]
-        use = next_use(t, w, run, at)
-        slot = w.slot[use] if use < w.counts[0] else len(t.kept)
-        rate = t.nbytes[step] * (use - at) / (t.seconds[step] + 1e-12)
-        if rate > best_rate and slot <= t.last[step]:
-            best, best_slot, best_rate = step, slot, rate
+    best_rate = 0.0
+    for i in range(length + 1):
+        first = t.reads_at[w.step[i]] if i < length else t.reads_at[len(t.last)]
+        end = t.reads_at[w.step[i] + 1] if i < length else len(t.reads)
+        slot = w.slot[i] if i < length else len(t.last)
+        for k in range(first, end):
+            step = t.reads[k]
+            run = w.made[step]
+            bytes_saved = t.nbytes[step] * (over[i] - over[w.used[run] + 1])
+            w.used[run] = i
+            if bytes_saved <= 0 or slot > t.last[step]:
+                continue
+            for j in range(t.reads_at[step], t.reads_at[step + 1]):
+                other = w.made[t.reads[j]]
+                if w.end[other] < i:
+                    bytes_saved -= t.nbytes[t.reads[j]] * (over[i] - over[w.end[other] + 1])
+            rate = bytes_saved / (t.seconds[step] + 1e-12)
+            if is_random:
+                rate = (rate if is_steep else 1.0) * below(w, 1000)
+            if rate > best_rate:
+                best, best_slot, best_rate = step, slot, rate
+        if i < length:
+            w.made[w.step[i]] = i
+            w.used[i] = i
     return best, best_slot
 
 
 @kernel
-def drop(t: _Tables, w: _State, room: float, tries: int) -> float:
+def drop(t: _Tables, w: _State, room: float) -> float:
     """Drop something where memory is exceeded, and repeat it before its next use; return the seconds.
 
     What it reads is repeated too, if it would have to be kept instead; most often.
     """
-    length = w.counts[0]
-    at = below(w, length)
-    while w.held[at] <= room:
-        at = at + 1 if at + 1 < length else 0
-    w.stack[0], slot = chosen(t, w, at, tries)
+    w.stack[0], slot = widest(t, w, room, True)
     if w.stack[0] < 0:
         return 0.0
-    first = w.slot[at] + 1
-    if first < slot and below(w, 4) == 0:
-        slot = first + below(w, slot - first)
+    over = w.freed
     depth = 1
     added = 0.0
     while depth:
@@ -207,11 +199,23 @@ def drop(t: _Tables, w: _State, room: float, tries: int) -> float:
             run = here - 1
             while w.step[run] != other:
                 run -= 1
-            is_gone = run < at and w.end[run] <= at and slot <= t.last[other]
-            if is_gone and depth < len(w.stack) and below(w, 8):
+            is_gone = over[here] > over[w.end[run] + 1] and slot <= t.last[other]
+            if is_gone and depth < len(w.stack) and below(w, 4):
                 w.stack[depth] = other
                 depth += 1
     return added
+
+
+@kernel
+def greedy(t: _Tables, w: _State, room: float) -> float:
+    """Drop what saves most bytes per second until the rest fits; return the excess that is left."""
+    excess = measured(t, w, room)
+    while excess > 0:
+        step, slot = widest(t, w, room, False)
+        if step < 0 or not inserted(w, slot, step):
+            break
+        excess = measured(t, w, room)
+    return excess
 
 
 @kernel
@@ -246,13 +250,14 @@ def anneal(
 ) -> float:
     """Anneal an order for a number of moves; return the seconds of the best within ``room``.
 
+    What does not fit at first is dropped greedily.
     ``price`` is what a byte above ``room`` during a run counts, in seconds.
     """
-    plain = len(t.kept)
+    plain = len(t.last)
+    excess = greedy(t, w, room)
     seconds = 0.0
     for i in range(w.counts[0]):
         seconds += t.seconds[w.step[i]]
-    excess = measured(t, w, room)
     best = seconds if excess <= 0 else math.inf
     remember(w)
     is_old = False
@@ -276,7 +281,7 @@ def anneal(
             if is_old:
                 measured(t, w, room)
             is_old = False
-            more += drop(t, w, room, 1 + below(w, 8))
+            more += drop(t, w, room)
             now = measured(t, w, room)
         change = more + price * (now - excess)
         if change <= 0 or change < -heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME):
@@ -296,53 +301,52 @@ def anneal(
 
 
 class Search:
-    """Tables of steps, and the orders that are being searched."""
+    """Tables of steps, and the orders that are being searched.
 
-    def __init__(self, steps: Sequence[Step], seed: int):
+    ``start`` are slots and steps of repetitions to begin with.
+    """
+
+    def __init__(self, steps: Sequence[Step], start: Sequence[tuple[int, int]], seed: int):
         self.steps = steps
+        self.start = start
         self.count = len(steps)
         self.moves = max(1000, min(_MOVES * self.count, int(_WORK / (3 * self.count))))
         self.how = mode(3.0 * self.moves * self.count, anneal)
         how = self.how
         ends = np.cumsum([0, *(len(step.reads) for step in steps)])
         flat = [read for step in steps for read in step.reads]
+        flat += [i for i, step in enumerate(steps) if step.is_kept]
         self.tables = _Tables(
             how.floats([float(step.seconds) for step in steps]),
             how.floats([float(step.nbytes) for step in steps]),
             how.whole([step.last_repeat for step in steps]),
-            how.whole([step.is_kept for step in steps]),
             how.whole(ends),
             how.whole(flat),
         )
-        most = 8 * self.count + 64
+        most = 8 * self.count + 2 * len(start) + 64
         plain = np.zeros(most, np.int64)
         plain[: self.count] = np.arange(self.count)
         whole, counts, numbers = how.whole, how.counts, how.numbers
         self.state = _State(
-            whole(plain), whole(plain), counts(most), numbers(most), numbers(most),
+            whole(plain), whole(plain), counts(most), numbers(most), numbers(most), counts(most),
             counts(self.count), counts(most), counts(most), whole(plain), whole(plain),
             counts(2, self.count), counts(self.count), counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
         )  # fmt: skip
 
-    def plan(
-        self, room: float, seconds: float | None, start: Iterable[tuple[int, int]]
-    ) -> tuple[int, ...] | None:
-        """Return the order of least time within ``room`` that is found, or None.
-
-        ``start`` are slots and steps of repetitions to begin with.
-        """
+    def plan(self, room: float, seconds: float | None) -> tuple[int, ...] | None:
+        """Return the order of least time within ``room`` that is found, or None."""
         w = self.state
         plain = [(i, i) for i in range(self.count)]
         mean = math.fsum(step.seconds for step in self.steps) / self.count or 1e-9
-        until = math.inf if seconds is None else perf_counter() + seconds
+        until = perf_counter() + (seconds or 0.0)
         least, found = math.inf, None
-        for turn in range(_TURNS):
-            if turn and perf_counter() > until:
+        for turn in count():
+            if turn and perf_counter() > until if seconds is not None else turn >= _TURNS:
                 break
             if turn == 0:
                 self._set(plain)
-            elif turn == 1 and start:
-                self._set(sorted({*plain, *start}))
+            elif turn == 1 and self.start:
+                self._set(sorted({*plain, *self.start}))
             elif found:
                 self._set(found)
             took = self.how(anneal)(
@@ -350,7 +354,7 @@ class Search:
                 w,
                 room,
                 self.moves // _TURNS,
-                mean * 0.5**turn,
+                mean * 0.5 ** (turn % _TURNS),
                 mean * 0.01,
                 mean / room,
             )
@@ -361,7 +365,6 @@ class Search:
 
     def _set(self, runs: Sequence[tuple[int, int]]) -> None:
         w = self.state
-        runs = runs[: len(w.slot) - 1]
         w.counts[0] = len(runs)
         for i, (slot, step) in enumerate(runs):
             w.slot[i], w.step[i] = slot, step

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from autosched.recomputation.annealing import Search
 from autosched.recomputation.chains import Chain
 
 _FEW = 12
+_PLACES = 50  # where the bound of seconds is computed
+_HALVINGS = 5  # to find a limit that suffices
 
 
 class Step(NamedTuple):
@@ -104,27 +106,29 @@ def _check(steps: Sequence[Step], limit: float) -> None:
 
 def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: int) -> Plan | None:
     """Return a plan within ``room``, or None."""
-    plain = tuple(range(len(steps)))
-    if (once := _plan(steps, plain, room)).peak <= room:
-        return once
-    if least_room(steps) > room:
+    last = _last_uses(steps)
+    order: tuple[int, ...] | None = tuple(range(len(steps)))
+    plain = _profile(steps, range(len(steps)))
+    bound = _least_seconds(steps, last, plain, room)
+    if max(plain, default=0.0) > room:
+        if _least_room(steps, last) > room:
+            return None
+        if len(steps) <= _FEW:
+            order = _shortest(steps, room)
+            bound = math.fsum(steps[i].seconds for i in order or ())
+        else:
+            start = Chain(steps, plain, last, room).repetitions()
+            order = Search(steps, start, seed).plan(room, seconds)
+    if order is None:
         return None
-    if len(steps) <= _FEW:
-        order = _shortest(steps, room)
-        found = _plan(steps, order, room) if order else None
-        return found and found._replace(bound=found.seconds)
-    chain = Chain(steps, _profile(steps, plain), _last_uses(steps), room)
-    order = Search(steps, seed).plan(room, seconds, chain.repetitions())
-    found = _plan(steps, order, room) if order else None
-    return found if found and found.peak <= room else None
+    peak = peak_of(steps, order)
+    took = math.fsum(steps[i].seconds for i in order)
+    return Plan(order, took, peak, bound) if peak <= room else None
 
 
-def _plan(steps: Sequence[Step], order: Iterable[int], room: float) -> Plan:
-    order = tuple(order)
-    seconds = math.fsum(steps[i].seconds for i in order)
-    return Plan(
-        order, seconds, max(_profile(steps, order), default=0.0), least_seconds(steps, room)
-    )
+def peak_of(steps: Sequence[Step], order: Sequence[int]) -> float:
+    """Return the most memory that an order holds at any time."""
+    return max(_profile(steps, order), default=0.0)
 
 
 def _profile(steps: Sequence[Step], order: Sequence[int]) -> list[float]:
@@ -158,71 +162,61 @@ def _refusal(
     steps: Sequence[Step], limit: float, base: float, seconds: float | None, seed: int
 ) -> str:
     """Return what a plan needs at least, and which limit suffices."""
-    least = least_room(steps)
-    enough, _ = _enough(steps, max(least, limit - base), seconds, seed)
+    least = _least_room(steps, _last_uses(steps))
+    low = max(least, limit - base)
+    enough = peak_of(steps, range(len(steps)))
+    for _ in range(_HALVINGS):
+        found = _planned(steps, (low + enough) / 2, seconds, seed)
+        low, enough = (low, found.peak) if found else ((low + enough) / 2, enough)
     return (
         f"{limit:,.0f} B of memory do not suffice for {len(steps)} steps, also where they are "
         f"repeated: any plan needs {least + base:,.0f} B, and {enough + base:,.0f} B suffice"
     )
 
 
-def _enough(
-    steps: Sequence[Step], low: float, seconds: float | None, seed: int
-) -> tuple[float, Plan]:
-    """Return the least room that is found to suffice by halving, with its plan."""
-    plan = _plan(steps, range(len(steps)), math.inf)
-    for _ in range(5):
-        if low >= plan.peak * (1 - 1e-3):
-            break
-        middle = (low + plan.peak) / 2
-        found = _planned(steps, middle, seconds, seed)
-        if found:
-            plan = found
-        else:
-            low = middle
-    return plan.peak, plan
-
-
 # ---- bounds
 
 
-def _held(steps: Sequence[Step]) -> list[tuple[float, list[int]]]:
-    """Return for each step what is certainly in memory when it first runs, and what may be dropped.
+def _least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
+    """Return memory that every plan needs: at first runs, for what is read and what must stay.
 
-    What it reads is, and what is needed later and cannot be repeated after it.
+    What is needed later stays, from when it cannot be repeated any more.
     """
-    last_use = _last_uses(steps)
-    held = []
-    alive: list[int] = []
+    change = [0.0] * (len(steps) + 1)
+    here = [step.nbytes for step in steps]
+    since = [max(i + 1, step.last_repeat) for i, step in enumerate(steps)]
     for i, step in enumerate(steps):
-        alive = [other for other in alive if last_use[other] >= i]
-        stay = {other for other in alive if steps[other].last_repeat <= i} | {*step.reads}
-        least = step.nbytes + sum(steps[other].nbytes for other in stay)
-        held.append((least, [other for other in alive if other not in stay]))
-        alive.append(i)
-    return held
+        here[i] += sum(steps[read].nbytes for read in {*step.reads} if since[read] > i)
+        if since[i] <= min(last[i], len(steps) - 1):
+            change[since[i]] += step.nbytes
+            change[min(last[i] + 1, len(steps))] -= step.nbytes
+    return max((a + b for a, b in zip(here, accumulate(change), strict=False)), default=0.0)
 
 
-def least_room(steps: Sequence[Step]) -> float:
-    """Return memory that every plan needs."""
-    return max((least for least, _ in _held(steps)), default=0.0)
-
-
-def least_seconds(steps: Sequence[Step], room: float) -> float:
+def _least_seconds(
+    steps: Sequence[Step], last: Sequence[int], profile: Sequence[float], room: float
+) -> float:
     """Return seconds that every plan within ``room`` takes.
 
-    What must be dropped while a step runs, and is read later, is repeated. The least is a knapsack;
-    its bound is that of parts of steps.
+    What must be dropped while a step runs, and is read later, is repeated. The least of it is a
+    knapsack; its bound is that of parts of steps. It is computed where most memory would be held.
     """
     most = 0.0
-    for least, others in _held(steps):
-        over = least + sum(steps[i].nbytes for i in others) - room
+    span = -(-len(steps) // _PLACES)
+    for begin in range(0, len(steps), span):
+        at = max(range(begin, min(begin + span, len(steps))), key=profile.__getitem__)
+        over = profile[at] - room
+        others = [
+            (step.seconds / step.nbytes, step.nbytes)
+            for i, step in enumerate(steps[:at])
+            if step.nbytes and last[i] > at and step.last_repeat > at and i not in steps[at].reads
+        ]
         more = 0.0
-        for i in sorted(others, key=lambda i: steps[i].seconds / (steps[i].nbytes or 1e-9)):
-            if over <= 0 or not steps[i].nbytes:
+        for rate, nbytes in sorted(others) if over > 0 else ():
+            more += rate * min(nbytes, over)
+            over -= nbytes
+            if over <= 0:
                 break
-            more += steps[i].seconds * min(1.0, over / steps[i].nbytes)
-            over -= steps[i].nbytes
         most = max(most, more)
     return math.fsum(step.seconds for step in steps) + most * (1 - 1e-9)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autosched.errors import MemoryLimitError, ScheduleError
 from autosched.recomputation.chains import Chain
-from autosched.recomputation.sequence import Plan, Step, curve, least_room, recomputed
+from autosched.recomputation.sequence import Plan, Step, curve, recomputed
 
 
 def peak(steps: list[Step], order: tuple[int, ...]) -> float:
@@ -68,8 +68,8 @@ def brute_force(steps: list[Step], limit: float) -> float:
 
 
 @st.composite
-def graphs(draw, most: int = 7) -> list[Step]:
-    count = draw(st.integers(1, most))
+def graphs(draw, least: int = 1, most: int = 7) -> list[Step]:
+    count = draw(st.integers(least, most))
     steps = []
     for i in range(count):
         near = st.integers(max(0, i - 5), i - 1) if i else st.nothing()
@@ -105,7 +105,6 @@ def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
         if plan:
             check(steps, plan, limit)
             assert plan.bound == pytest.approx(best)
-            assert limit >= least_room(steps)
 
 
 @functools.cache
@@ -140,7 +139,7 @@ def test_long_chains_begin_with_their_optimum(length, room):
     assert len(order) == length + binomial(length, room)
 
 
-@given(graphs(most=20), st.floats(0.3, 1))
+@given(graphs(13, 25), st.floats(0.3, 1))
 def test_plans_of_more_steps_keep_the_law(steps, part):
     limit = round(part * peak(steps, tuple(range(len(steps)))))
     if plan := curve(steps, [limit])[0]:
