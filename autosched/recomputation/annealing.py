@@ -25,6 +25,7 @@ _MOVES = 400  # for each step, at most
 _PRIME = 2147483647
 _RISE = 1.01  # of the price of memory, in a move
 _TURNS = 4
+_TOGETHER = 16  # steps that are repeated in one move, at most
 
 
 class _Tables(NamedTuple):
@@ -55,7 +56,8 @@ class _State(NamedTuple):
     best_slot: Any
     best_step: Any
     counts: Any  # [2] runs of this order, and of the best
-    stack: Any  # [step]
+    listed: Any  # steps that are repeated together
+    chosen: Any
     random: Any  # [1]
 
 
@@ -134,86 +136,92 @@ def remove(w: _State, at: int) -> None:
 
 
 @kernel
-def widest(t: _Tables, w: _State, room: float, is_random: bool) -> tuple[int, int]:
-    """Return a step to be dropped between two uses, and the slot of the second; -1 if there is none.
+def gathered(
+    t: _Tables, w: _State, i: int, slot: int, step: int, price: float
+) -> tuple[int, float, float]:
+    """List a step and what is repeated with it before run ``i``; return how many, bytes, seconds.
 
-    The most bytes above ``room`` per second are taken, or any at random. What the step reads must be
-    in memory longer; that counts against it.
+    What is not in memory there any more is repeated, too, or kept longer, whichever costs less; the
+    bytes above the limit are those that this adds.
+    """
+    over = w.freed
+    w.listed[0] = step
+    count = 1
+    done = 0
+    added = 0.0
+    seconds = t.seconds[step]
+    while done < count:
+        step = w.listed[done]
+        done += 1
+        for k in range(t.reads_at[step], t.reads_at[step + 1]):
+            other = t.reads[k]
+            longer = t.nbytes[other] * (over[i] - over[min(w.end[w.made[other]] + 1, i)])
+            for j in range(count):
+                if w.listed[j] == other:
+                    longer = 0.0
+            if longer <= 0:
+                continue
+            if slot <= t.last[other] and count < _TOGETHER and t.seconds[other] < price * longer:
+                w.listed[count] = other
+                count += 1
+                seconds += t.seconds[other]
+            else:
+                added += longer
+    return count, added, seconds
+
+
+@kernel
+def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> float:
+    """Drop something between two uses, and repeat it before the second; return the seconds.
+
+    What saves most bytes above ``room`` per second is taken, or any at random.
     """
     length = w.counts[0]
+    is_steep = not is_random or below(w, 4) == 0
     over = w.freed
     over[0] = 0.0
     for i in range(length):
         over[i + 1] = over[i] + (1.0 if w.held[i] > room else 0.0)
-    is_steep = is_random and below(w, 4) == 0
-    best = -1
+    best = 0
     best_slot = 0
     best_rate = 0.0
+    seconds = 0.0
     for i in range(length + 1):
         first = t.reads_at[w.step[i]] if i < length else t.reads_at[len(t.last)]
         end = t.reads_at[w.step[i] + 1] if i < length else len(t.reads)
         slot = w.slot[i] if i < length else len(t.last)
         for k in range(first, end):
             step = t.reads[k]
-            run = w.made[step]
-            bytes_saved = t.nbytes[step] * (over[i] - over[w.used[run] + 1])
-            w.used[run] = i
-            if bytes_saved <= 0 or slot > t.last[step]:
+            saved = t.nbytes[step] * (over[i] - over[w.used[w.made[step]] + 1])
+            w.used[w.made[step]] = i
+            if saved <= 0 or slot > t.last[step]:
                 continue
-            for j in range(t.reads_at[step], t.reads_at[step + 1]):
-                other = w.made[t.reads[j]]
-                if w.end[other] < i:
-                    bytes_saved -= t.nbytes[t.reads[j]] * (over[i] - over[w.end[other] + 1])
-            rate = bytes_saved / (t.seconds[step] + 1e-12)
-            if is_random:
-                rate = (rate if is_steep else 1.0) * below(w, 1000)
-            if rate > best_rate:
-                best, best_slot, best_rate = step, slot, rate
+            draw = float(below(w, 1000)) if is_random else 1.0
+            if not is_steep and draw <= best_rate:
+                continue
+            count, added, took = gathered(t, w, i, slot, step, price)
+            rate = draw * ((saved - added) / (took + 1e-12) if is_steep else 1.0)
+            if saved > added and rate > best_rate:
+                best, best_slot, best_rate = count, slot, rate
+                for j in range(count):
+                    w.chosen[j] = w.listed[j]
         if i < length:
             w.made[w.step[i]] = i
             w.used[i] = i
-    return best, best_slot
+    for j in range(best):
+        if inserted(w, best_slot, w.chosen[j]):
+            seconds += t.seconds[w.chosen[j]]
+    return seconds
 
 
 @kernel
-def drop(t: _Tables, w: _State, room: float) -> float:
-    """Drop something where memory is exceeded, and repeat it before its next use; return the seconds.
-
-    What it reads is repeated too, if it would have to be kept instead; most often.
-    """
-    w.stack[0], slot = widest(t, w, room, True)
-    if w.stack[0] < 0:
-        return 0.0
-    over = w.freed
-    depth = 1
-    added = 0.0
-    while depth:
-        depth -= 1
-        step = w.stack[depth]
-        if not inserted(w, slot, step):
-            continue
-        added += t.seconds[step]
-        here = place_of(w, slot, step)
-        for k in range(t.reads_at[step], t.reads_at[step + 1]):
-            other = t.reads[k]
-            run = here - 1
-            while w.step[run] != other:
-                run -= 1
-            is_gone = over[here] > over[w.end[run] + 1] and slot <= t.last[other]
-            if is_gone and depth < len(w.stack) and below(w, 4):
-                w.stack[depth] = other
-                depth += 1
-    return added
-
-
-@kernel
-def greedy(t: _Tables, w: _State, room: float) -> float:
+def greedy(t: _Tables, w: _State, room: float, price: float) -> float:
     """Drop what saves most bytes per second until the rest fits; return the excess that is left."""
     excess = measured(t, w, room)
-    while excess > 0:
-        step, slot = widest(t, w, room, False)
-        if step < 0 or not inserted(w, slot, step):
-            break
+    length = 0
+    while excess > 0 and length < w.counts[0]:
+        length = w.counts[0]
+        drop(t, w, room, price, False)
         excess = measured(t, w, room)
     return excess
 
@@ -254,7 +262,7 @@ def anneal(
     ``price`` is what a byte above ``room`` during a run counts, in seconds.
     """
     plain = len(t.last)
-    excess = greedy(t, w, room)
+    excess = greedy(t, w, room, price)
     seconds = 0.0
     for i in range(w.counts[0]):
         seconds += t.seconds[w.step[i]]
@@ -281,7 +289,7 @@ def anneal(
             if is_old:
                 measured(t, w, room)
             is_old = False
-            more += drop(t, w, room)
+            more += drop(t, w, room, price, True)
             now = measured(t, w, room)
         change = more + price * (now - excess)
         if change <= 0 or change < -heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME):
@@ -330,7 +338,7 @@ class Search:
         self.state = _State(
             whole(plain), whole(plain), counts(most), numbers(most), numbers(most), counts(most),
             counts(self.count), counts(most), counts(most), whole(plain), whole(plain),
-            counts(2, self.count), counts(self.count), counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
+            counts(2, self.count), counts(_TOGETHER), counts(_TOGETHER), counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
         )  # fmt: skip
 
     def plan(self, room: float, seconds: float | None) -> tuple[int, ...] | None:
