@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,11 @@ KEPT = 5  # of so many variants of a test that are not slow, one
 # pytest attaches its handlers to loggers that do not propagate. With a handler, this one records
 # each fake tensor with its stack, which takes a tenth of the time of a capture.
 logging.getLogger("torch.__trace").propagate = True
+
+# Before an accelerator is used, each torch.manual_seed formats the stack for these kinds of them.
+# That takes longer than a small graph takes to run.
+for _kind in (torch.cuda, torch.mtia, torch.xpu):
+    _kind.traceback = SimpleNamespace(format_stack=list)
 
 # No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves;
 # deep ones search.

@@ -282,7 +282,7 @@ def improved(order: Order, memory: float, moves: int) -> Order:
         for action in row
     ]
     at = np.cumsum([0, *map(len, order.rows)])
-    seconds = np.array(order.table).ravel()
+    seconds = np.array(order.table, float).ravel()  # a kernel is compiled for each type
     own = [seconds[np.array(numbers[a:b]) // chunks] for a, b in pairwise(at)]
     work = np.array([each.sum() for each in own])
     held = [np.cumsum([HELD[action.kind] for action in row]) for row in order.rows]
@@ -295,11 +295,10 @@ def improved(order: Order, memory: float, moves: int) -> Order:
         how.numbers(count), how.numbers(count), how.counts(count), how.counts(devices),
         how.numbers(devices), how.numbers(devices), how.counts(1, 7919),
     )  # fmt: skip
-    period = float(work.max()) / chunks
+    most, copy = float(work.max()), float(order.copy)
+    hot, cold = _HOT * (most / chunks), _COLD * (most / chunks)
     limit = math.floor(2 * stages / devices * memory + 1e-9)
-    how(anneal)(
-        t, w, chunks, order.copy, limit, moves, _HOT * period, _COLD * period, float(work.max())
-    )
+    how(anneal)(t, w, chunks, copy, limit, moves, hot, cold, most)
     actions = [
         Action(number // chunks % stages, KINDS[number // chunks // stages], number % chunks)
         for number in map(int, w.best)

@@ -113,7 +113,6 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 QUICK = [
     ("compiled step", "xpu", "adam"),
-    ("compiled step", "cuda", "momentum"),
     ("captured step", "cuda", "adam"),
     ("compiled model", "xpu", "momentum"),
     ("torch.compile", "cuda", "momentum"),

@@ -58,8 +58,8 @@ def place(item: Any, device: str) -> Any:
     some(
         sorted(CASES),
         ("data", "in place", "xpu:0"),
-        ("1f1b", "chain", "cuda:0"),
-        ("model", "chain", "cpu"),
+        ("1f1b", "shared", "cuda:0"),
+        ("model", "counts", "cpu"),
     ),
 )
 def test_training_equals_serial_training(kind: str, network: str, home: str) -> None:

@@ -127,44 +127,40 @@ def test_each_rank_draws_from_its_own_generator(ranks):
 # ---- ranks that differ
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("dtype", "rank 1:  item 0 of the batch is a tensor of float64 (rows, 8) on cpu"),
-        ("item", "rank 0:  a batch of 2 items\n    rank 1:  a batch of 1 items"),
-        ("rows", "tensors of a batch need one first dimension, of 0 or more, to be cut along; got"),
-        ("mode", "rank 1:  model and loss in state 1"),
-        (
-            "rate",
-            "rank 0:  an optimizer with lr = 0.1 in group 0\n    rank 1:  an optimizer with lr",
-        ),
-        ("frozen", "rank 1:  a model of 2 parameters, of which [1] are frozen"),
-        ("capture", "ValueError: of a test"),
-    ],
-)
-def test_a_step_in_which_ranks_differ_raises_on_all_and_the_next_ones_run(ranks, what, message):
-    first, second = ranks.run(jobs.misuse, 2, what)
-    for ended in (first, second):
-        assert message in ended.pop(1)
-    assert first == second
-    assert all(text.startswith("[") for text in first)
+DIFFERENT = {
+    "dtype": "rank 1:  item 0 of the batch is a tensor of float64 (rows, 8) on cpu",
+    "item": "rank 0:  a batch of 2 items\n    rank 1:  a batch of 1 items",
+    "rows": "tensors of a batch need one first dimension, of 0 or more, to be cut along; got",
+    "mode": "rank 1:  model and loss in state 1",
+    "rate": "rank 0:  an optimizer with lr = 0.1 in group 0\n    rank 1:  an optimizer with lr",
+    "frozen": "rank 1:  a model of 2 parameters, of which [1] are frozen",
+    "capture": "ValueError: of a test",
+}
+
+
+def test_a_step_in_which_ranks_differ_raises_on_all_and_the_next_ones_run(ranks):
+    """What a rank changes, or drops, is undone by the state of rank 0; for what it drops all plan again."""
+    names = ["before"]
+    for what in (*DIFFERENT, "changed", "closed"):
+        names += [what, f"after {what}"]
+    states = []
+    for name, *ended in zip(names, *ranks.run(jobs.misuse, 2, names), strict=True):
+        if name in DIFFERENT:
+            assert [text for text in ended if DIFFERENT[name] not in text] == [], name
+        else:
+            assert ended[0] == ended[1], name
+            states.append(ended[0])
+    assert all(text.startswith("[") for text in states)
+    assert len({*states}) == len(states) == len(DIFFERENT) + 5
 
 
 @pytest.mark.parametrize("what", ["nan", "inputs", "interrupt"])
 def test_a_step_that_fails_on_a_rank_when_all_have_begun_ends_all_ranks(ranks, what):
     message = "nterrupt" if what == "interrupt" else "ValueError: of a test"
-    for ended in ranks.run(jobs.misuse, 2, what):
+    for ended in ranks.run(jobs.misuse, 2, ["before", what, "after", "later"]):
         assert ended[0].startswith("[")
         assert message in ended[1]
         assert all("RankError: a run failed before" in text for text in ended[2:])
-
-
-@pytest.mark.parametrize("what", ["changed", "closed"])
-def test_what_a_rank_changes_is_undone_by_the_state_of_rank_0(ranks, what):
-    """Or what it drops: then all plan again."""
-    first, second = ranks.run(jobs.misuse, 2, what)
-    assert first == second
-    assert len({*first}) == 4
 
 
 # ---- stages

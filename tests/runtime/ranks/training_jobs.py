@@ -167,10 +167,12 @@ def failing(*_: Any) -> Any:
     raise ValueError("of a test")
 
 
-def misuse(what: str) -> list[str]:
-    """Take a step, another in which ranks differ, and two more; return what each ended with."""
+def misuse(whats: list[str]) -> list[str]:
+    """Take a step for each of these, which rank 1 does in it; return what each step ended with.
+
+    Steps of other names are as any. Those of a capture have another number of rows.
+    """
     machine = asc.Machine.cluster()
-    rank = machine.rank
     model = nn.Sequential(Failing(), nn.Linear(8, 4))
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -179,31 +181,31 @@ def misuse(what: str) -> list[str]:
     with asc.parallel.data_parallel(
         model, functional.cross_entropy, optimizer, machine, reduction="exchange"
     ) as step:
-        for number in range(4):
-            differs = number == 1 and rank == 1
-            x, y = items = batch(number, rank, 4 + number * (what == "capture"))
-            if differs:
-                others = {"dtype": (x.double(), y), "item": (x,), "rows": (x, y[:3])}
-                items = others.get(what, (x * torch.nan, y) if what == "nan" else items)
-            if what == "mode":
-                model.train(not differs)
-            if what == "frozen":
-                model[1].bias.requires_grad_(not differs)
-            if what == "rate":
-                group["lr"] = 0.2 if differs else 0.1
-            if differs and what == "capture":
+        for number, name in enumerate(whats):
+            what = name if machine.rank == 1 else ""
+            x, y = batch(number, machine.rank, 4 + ("capture" in name))
+            others = {
+                "dtype": (x.double(), y),
+                "item": (x,),
+                "rows": (x, y[:3]),
+                "nan": (x * torch.nan, y),
+            }
+            model.train(what != "mode")
+            model[1].bias.requires_grad_(what != "frozen")
+            group["lr"] = 0.2 if what == "rate" else 0.1
+            if what == "capture":
                 sign().touch()
-            if differs and what == "interrupt":
+            if what == "interrupt":
                 group["setting"] = Interrupting()
-            if differs and what == "inputs":
+            if what == "inputs":
                 step._batch_inputs = failing
-            if differs and what == "closed":
+            if what == "closed":
                 step.close()
-            if differs and what == "changed":
+            if what == "changed":
                 with torch.no_grad():
                     model[1].weight.zero_()
             try:
-                step(*items)
+                step(*others.get(what, (x, y)))
                 ended.append(str([p.tolist() for p in model.parameters()]))
             except (Exception, KeyboardInterrupt) as error:
                 ended.append(f"{type(error).__name__}: {error}")
