@@ -53,7 +53,8 @@ class ScheduleError(AutoschedError, ValueError):
 class MemoryLimitError(ScheduleError):
     """No schedule was found that fits the memory of each device.
 
-    The message says whether it is proved that none exists.
+    The message says whether it is proved that none exists, with which limits a plan was made, and what
+    every plan needs.
     """
 
 

@@ -11,7 +11,7 @@ nothing may write to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -682,6 +682,25 @@ def _confined(problem: Problem) -> Problem:
         if tight[name]
     }
     return replace(problem, costs=costs.override(seconds))
+
+
+def least_bytes(problem: Problem, devices: Collection[str]) -> float:
+    """Return bytes that one of these devices holds at least, under any plan.
+
+    It has the inputs that are there, and what a task needs that must be on one of them. The memory
+    of the problem's devices must suffice for these.
+    """
+    count = _Count(problem)
+    found = [count.lives[name] for name in devices]
+    for task in problem.graph.tasks:
+        able = [
+            name
+            for name in problem.choices.devices[task.index]
+            if problem.costs.task_seconds(task, problem.machine.device(name)) < math.inf
+        ]
+        if able and set(able) <= set(devices):
+            found.append(min(count.needed(task, name) for name in able))
+    return max(found, default=0.0)
 
 
 class _Count:

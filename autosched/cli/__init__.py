@@ -204,6 +204,8 @@ def _compare(subparsers: Any) -> None:
     add("--links", choices=tuple(LINKS), metavar="LINK", help=what, **several)
     what = "machines as JSON, beside or instead"
     add("--machines", type=Path, metavar="FILE", help=what, **several)
+    what = "limits of memory of each GPU, such as 8GB 16GB: the curve of time against memory"
+    add("--memory", type=_nbytes, metavar="BYTES", help=what, **several)
     what = f"of {', '.join(_NAMES)} (default: {', '.join(USUAL_POLICIES)})"
     add("--hosts", type=_hosts, metavar="N", help="numbers of such hosts, on a network", **several)
     add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {', '.join(NETWORKS)}")

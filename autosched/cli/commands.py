@@ -18,10 +18,13 @@ from autosched.cli.loading import inputs_of, planned, subject_of
 from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
 from autosched.comparison import compare as comparing
 from autosched.errors import AutoschedError, TaskError, UsageError
+from autosched.explanation import Case
+from autosched.explanation.advice import reloads
 from autosched.machine.machine import Machine
 from autosched.scheduling.schedule import Schedule
 from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_svg, perfetto_json, picture
+from autosched.viz.charts import histories
 from autosched.viz.drawing import phases
 
 
@@ -154,9 +157,13 @@ def compare(arguments: argparse.Namespace) -> int:
     form = _format(arguments, {".txt": "text", ".json": "json", ".svg": "svg"})
     subject = subject_of(arguments)
     costs = loading.costs_of(arguments, subject)
+    machines = _machines(arguments)
+    if limits := arguments.memory:
+        several = [*machines.values()] if isinstance(machines, dict) else machines
+        machines = [machine.limited(nbytes) for machine in several for nbytes in limits]
     made = comparing.compare(
         subject.graph,
-        _machines(arguments),
+        machines,
         arguments.policies,
         seconds=arguments.seconds,
         seed=arguments.seed,
@@ -267,8 +274,28 @@ def _trace(made: Schedule) -> str:
     return perfetto_json(_timeline(made), graph=graph, memory=made.memory(), title=graph.name)
 
 
+def _memory(made: Schedule) -> str:
+    """Draw the memory of devices over time, with what is recomputed and what is reloaded."""
+    steps = {name: found for name, found in made.memory().items() if any(n for _, n in found)}
+    again = {*made.recomputed}
+    back = {id(copy) for copy in reloads(Case(made.problem, made.placement, made.program))}
+    marks: dict[str, list[tuple[float, float]]] = {}
+    for span in _timeline(made).spans:
+        instruction: Any = made.program.instructions[span.instruction]
+        is_back = id(instruction) in back
+        if is_back or (span.kind == "run" and span.name in again):
+            device = instruction.destination if is_back else span.streams[0].device
+            held = [nbytes for second, nbytes in steps.get(device, ()) if second <= span.start]
+            kind = "reloaded" if is_back else "recomputed"
+            marks.setdefault(kind, []).append((span.start, held[-1] if held else 0.0))
+    sizes = {device.name: device.nbytes for device in made.machine.devices}
+    limits = {name: sizes[name] for name in steps if sizes[name] < float("inf")}
+    return histories(steps, limits, marks, title=made.graph.name, unit="B")
+
+
 _PICTURES: Mapping[str, Callable[[Schedule], str]] = {
     "gantt": _gantt,
+    "memory": _memory,
     "graph": partial(_graph, graph_svg),
 }
 

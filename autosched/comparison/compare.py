@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import groupby, product
 from typing import Any
@@ -61,8 +62,9 @@ def compare(
     ``options`` are ``inputs``, ``outputs``, ``place`` and ``in_flight``. Examples are estimated
     once. ``track`` is called with all pairs to iterate over, as ``tqdm.tqdm`` is, and may show
     progress. With the period as objective, speed-ups and best rows refer to it. An error of a
-    machine or a policy becomes a ``Refusal``. Raises ScheduleError and MachineError for invalid
-    arguments.
+    machine or a policy becomes a ``Refusal``. Machines that differ in memory alone, as by
+    ``Machine.limited``, are planned together: with more of it none is slower. Raises ScheduleError
+    and MachineError for invalid arguments.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -98,20 +100,52 @@ def compare(
         return planned(problem(name, isinstance(policy, str)), policy, seconds, seed)
 
     singles: dict[str, float | None] = {}
-    rows: list[Row] = []
-    refusals: list[Refusal] = []
+    plans: dict[tuple[str, str], Schedule] = {}
+    errors: dict[tuple[str, str], str] = {}
     for name, label in track([*product(named, by_label)]):
         if name not in singles:
             singles[name] = _seconds(partial(plan, name, "single"), objective)
         policy = by_label[label]
         try:
             made = plan(name, policy, seconds if policy in ("auto", *TIMED) else None)
-            rows.append(_row(name, label, made, singles[name], objective))
+            plans[name, label] = made
         except AutoschedError as error:
-            refusals.append(Refusal(name, label, str(error).partition("\n")[0]))
+            errors[name, label] = str(error).partition("\n")[0]
+    rows: list[Row] = []
+    refusals: list[Refusal] = []
+    for name, label in product(named, by_label):
+        best = _best_within(named[name], label, plans, objective)
+        if best is not None:
+            rows.append(_row(name, label, best, singles[name], objective))
+        else:
+            refusals.append(Refusal(name, label, errors[name, label]))
     guess = next(iter(priced.values())).guess(graph)
     devices = "GPUs" if all(map(_has_gpus, named.values())) else "processors"
     return Comparison(graph.name, tuple(rows), tuple(refusals), objective, guess, devices)
+
+
+def _best_within(
+    machine: Machine,
+    label: str,
+    plans: Mapping[tuple[str, str], Schedule],
+    objective: Objective,
+) -> Schedule | None:
+    """Return the best plan by a policy on the same machine with at most as much memory."""
+    free = _without_limits(machine)
+    found = [
+        replace(made, problem=replace(made.problem, machine=machine))
+        for (_, policy), made in plans.items()
+        if policy == label
+        and _without_limits(made.machine) == free
+        and all(
+            a.nbytes <= b.nbytes for a, b in zip(made.machine.devices, machine.devices, strict=True)
+        )
+    ]
+    return min(found, key=lambda made: getattr(made, objective), default=None)
+
+
+def _without_limits(machine: Machine) -> Machine:
+    return replace(machine, devices=tuple(replace(d, nbytes=math.inf) for d in machine.devices))
 
 
 def _row(
@@ -140,7 +174,14 @@ def _row(
         peak_bytes=max(made.peak_bytes.values()),
         period=made.period,
         in_flight=made.program.in_flight,
+        memory=_memory(machine),
     )
+
+
+def _memory(machine: Machine) -> float | None:
+    """Return the least memory of an accelerator, if it is limited."""
+    least = min((machine.device(name).nbytes for name in machine.accelerators), default=math.inf)
+    return None if math.isinf(least) else least
 
 
 def _seconds(plan: Callable[[], Schedule], objective: Objective) -> float | None:
@@ -213,11 +254,12 @@ def _facts(machine: Machine) -> tuple[str, ...]:
     cpus = len(machine.devices) - gpus
     other = "GPU" if _has_gpus(machine) else "processor"
     devices = [count(number, kind) for number, kind in ((cpus, "CPU"), (gpus, other)) if number]
-    speed = streams = ""
+    speed = streams = memory = ""
     if gpus:
         first = machine.device(machine.accelerators[0])
         speed = amount(first.flops_per_second, "FLOP/s")
         streams = count(first.streams, f"{other} stream")
+        memory = amount(_memory(machine) or math.inf, "B") if _memory(machine) else "no limit"
     held = " and ".join(devices if cpus > 1 else devices[-1:])
     hosts = len(set(machine.hosts.values()))
     return (
@@ -226,6 +268,7 @@ def _facts(machine: Machine) -> tuple[str, ...]:
         speed,
         count(machine.device(machine.host).streams, "CPU stream") if cpus else "",
         streams,
+        memory,
         "with contention" if machine.contention else "no contention",
     )
 
@@ -262,7 +305,8 @@ class Row:
     ``speedup`` is relative to the policy ``"single"``, all tasks on one device, if that is
     possible. ``busiest`` is the share of the makespan in which the busiest device computes.
     ``peak_bytes`` is the largest peak memory of a device. ``copies_hidden`` is None where nothing
-    is copied. ``period`` is the seconds per run with ``in_flight`` runs under way.
+    is copied. ``period`` is the seconds per run with ``in_flight`` runs under way. ``memory`` is
+    the least limit of an accelerator, if there is one.
     """
 
     machine: str
@@ -278,6 +322,7 @@ class Row:
     peak_bytes: float
     period: float = 0.0
     in_flight: int = 1
+    memory: float | None = None
 
 
 @dataclass(frozen=True)
@@ -341,14 +386,29 @@ class Comparison:
         return f"{about}<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
 
     def svg(self) -> str:
-        """Draw makespans as lines over numbers of GPUs, by policy and link, or else as bars."""
+        """Draw makespans as lines over numbers of GPUs or their memory, or else as bars."""
         title = self._title
+        limits = {row.memory for row in self.rows}
+        if len(limits) > 1 and None not in limits:
+            x = f"memory of each of the {self.devices}, in GB"
+            return charts.lines(self._by_memory(), title=title, x=x, y=self.objective, unit="s")
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
             lines = dict(self._lines())
             return charts.lines(lines, title=title, x=self.devices, y=self.objective, unit="s")
         bars = [(row.machine, row.policy, self._seconds(row)) for row in self.rows]
         return charts.bars(bars, title=title, x=self.objective, unit="s")
+
+    def _by_memory(self) -> dict[str, list[tuple[float, float]]]:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        rows = sorted(self.rows, key=lambda row: row.memory or math.inf)
+        kinds = dict.fromkeys((row.policy, row.gpus, row.link) for row in self.rows)
+        for policy, gpus, link in kinds:
+            several = len({kind[1:] for kind in kinds}) > 1
+            name = f"{policy}, {gpus} {self.devices}, {link}" if several else policy
+            mine = [row for row in rows if (row.policy, row.gpus, row.link) == (policy, gpus, link)]
+            lines[name] = [((row.memory or 0.0) / 1e9, self._seconds(row)) for row in mine]
+        return lines
 
     def _seconds(self, row: Row) -> float:
         return row.period if self.objective == "period" else row.makespan

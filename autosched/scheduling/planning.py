@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from autosched._lib.allowed import WORDS, device_name
@@ -61,6 +62,7 @@ from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.binding import Binding, binding_of
+from autosched.scheduling.limits import refusal
 from autosched.scheduling.plans import best_plan, goal_of, merit, with_runs_in_flight
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule, joined
@@ -359,7 +361,11 @@ def planned(
 ) -> Schedule:
     """Return a verified schedule by a policy; ``running`` are its backend, ``check`` and ``nvtx``."""
     begun = time.perf_counter()
-    plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, progress))
+    try:
+        plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, progress))
+    except MemoryLimitError as error:
+        make = partial(_plan, policy=policy, seconds=None, seed=seed, progress=None)
+        raise MemoryLimitError(refusal(problem, error, make)) from None
     made = Schedule(plan.problem, plan.placement, plan.program, *running)
     made.verify()
     graph = problem.graph

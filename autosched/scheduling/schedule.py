@@ -50,6 +50,7 @@ from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.binding import Binding, binding_of
 from autosched.scheduling.kept_state import ResidentState
+from autosched.scheduling.limits import limit_note
 from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulation.footprint import memory_over_time, peaks
 from autosched.simulation.plan import Plan
@@ -667,7 +668,10 @@ class Schedule(Plan):
         ()
         """
         case = Case(self.problem, self.placement, self.program)
-        return explain(case, measured) if task is None else explain_task(case, task, measured)
+        if task is not None:
+            return explain_task(case, task, measured)
+        found = explain(case, measured)
+        return replace(found, notes=(*found.notes, *limit_note(case)))
 
     def __dir__(self) -> list[str]:
         return public_names(self, (item.name for item in fields(self) if item.repr))

@@ -1,4 +1,4 @@
-"""Draw numbers as SVG with matplotlib: lines and bars.
+"""Draw numbers as SVG with matplotlib: lines, histories and bars.
 
 Texts stay text, and dark colours apply where the reader prefers them. The functions are for the
 package's own reports; a user's numbers are best drawn by matplotlib itself.
@@ -77,6 +77,38 @@ def lines(
             axes.text(0.0, 1.02, TRUNCATED, transform=axes.transAxes, color=MUTED)
         else:
             axes.set_ylim(bottom=min(0.0, *ys))
+
+    return _chart(draw, 350, title)
+
+
+def histories(
+    steps: Mapping[str, Points],
+    limits: Mapping[str, float],
+    marks: Mapping[str, Points],
+    *,
+    title: str,
+    unit: str,
+) -> str:
+    """Draw values over seconds that change in steps, with their limits, and named points on them.
+
+    Raises ChartError without matplotlib.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="seconds")
+        axes.xaxis.set_major_formatter(lambda value, _: duration(value))
+        axes.yaxis.set_major_formatter(lambda value, _: _amount(value, unit))
+        for i, (name, points) in enumerate(steps.items()):
+            tone = SERIES[i % len(SERIES)][0]
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, color=tone, drawstyle="steps-post", label=_label(name))
+            if name in limits:
+                limit = f"limit of {_line(name)}"
+                axes.axhline(limits[name], color=tone, ls=(0, (3, 3)), lw=0.9, label=limit)
+        for (name, points), marker in zip(marks.items(), _MARKERS, strict=False):
+            look: Any = {"color": INK, "mfc": PAPER, "ls": "", "marker": marker}
+            axes.plot(*zip(*points, strict=True), label=_label(name), **look)
+        axes.set_ylim(bottom=0)
 
     return _chart(draw, 350, title)
 

@@ -345,7 +345,7 @@ def test_a_schedule_is_shown_as_text(plan, capsys):
     assert "  lower bound " in said
 
 
-@pytest.mark.parametrize("what", ["gantt", "graph"])
+@pytest.mark.parametrize("what", ["gantt", "graph", "memory"])
 def test_a_schedule_is_shown_as_svg_in_a_file_or_on_stdout(what, plan, tmp_path, capsys):
     path = tmp_path / "picture.svg"
     code, said, complaints = run(capsys, "show", plan, "--what", what, "-o", path)
