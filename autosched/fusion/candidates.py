@@ -229,7 +229,7 @@ def by_stream(
             if worked[stream] > wait_seconds(stream.device):
                 number[stream] += 1
                 worked[stream] = 0.0
-        elif isinstance(instruction, Run):
+        elif isinstance(instruction, Run) and instruction.task in graph.names:  # not repeated
             task = graph.task(instruction.task)
             group = groups.setdefault((stream, number[stream]), [])
             if task.reads or graph.users[task.index]:

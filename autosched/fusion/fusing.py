@@ -195,7 +195,8 @@ class _Fusion:
         self.graph = graph
         self.plain = plain
         self.machine = plain.machine
-        self.costs = plain.costs
+        problem = plain.problem.original or plain.problem  # without tasks that are repeated
+        self.costs = problem.costs
         self.examples = examples or {}
         self.progress = progress
         self.compiler = compiler
@@ -203,9 +204,9 @@ class _Fusion:
         self.search: tuple[str | Policy, float | None, int] = _following(plain.placement), None, 0
         if search is not None and isinstance(search[0], str):
             self.search = search
-        asked = plain.problem.constraints
+        asked = problem.constraints
         inputs = {name: at for name, at in asked.inputs.items() if name not in asked.resident}
-        self.problem = plain.problem.constrained(inputs=inputs, resident=())
+        self.problem = problem.constrained(inputs=inputs, resident=())
         self.place = {name: device for name, device in asked.place.items() if device}
         # 1. The tasks that can be fused
         floats = [v.index for v in graph.sources if type(self.examples.get(v.name)) is float]

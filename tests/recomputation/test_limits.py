@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from autosched.errors import MemoryLimitError
 from autosched.runtime.backends.virtual import Virtual
 from autosched.scheduling.saved import from_text
 from autosched.scheduling.schedule import joined
+from autosched.simulated_gpus import playing
 from autosched.testing import contrary, uniform
 
 SIDE = 8  # values are square matrices of numbers of 8 bytes
@@ -144,3 +146,24 @@ def test_more_memory_is_never_slower(graph: asc.Graph, counts: set[int]) -> None
     assert spans == sorted(spans)
     assert found.rows[0].memory is None
     assert len(found.rows) + len(found.refusals) == len(machines) + 1
+
+
+@given(graph=steps(), count=st.integers(5, 10))
+def test_played_gpus_hold_no_more_than_their_limits(graph: asc.Graph, count: int) -> None:
+    costs = asc.Costs(default_seconds=1e-6, default_nbytes=NBYTES)
+    with playing(gpus=2):
+        machine = asc.Machine.local(gpus=2).limited(NBYTES * count)
+        with (
+            contextlib.suppress(MemoryLimitError),
+            asc.schedule(graph, machine, costs=costs) as made,
+        ):
+            expected = {name: item.cpu() for name, item in left_by(made.run_serial).items()}
+            left_by(made)  # is watched
+            for gpu in range(2):
+                torch.cuda.synchronize(gpu)
+                torch.cuda.reset_peak_memory_stats(gpu)
+            found = left_by(made)
+            for gpu in range(2):
+                torch.cuda.synchronize(gpu)
+                assert torch.cuda.max_memory_allocated(gpu) <= NBYTES * count
+            assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
