@@ -2,6 +2,7 @@
 
 planning      ``schedule()``: arguments, the problem, and which policies are tried
 plans         placements, their programs, and the choice among several
+limits        what limits of memory cost, and which suffice
 agreement     schedules that several ranks make together
 schedule      Schedule: problem, placement and program; its runs; reading saved ones
 binding       how a graph is called, which a capture knows
