@@ -202,7 +202,7 @@ def _least_seconds(
     knapsack; its bound is that of parts of steps. It is computed where most memory would be held.
     """
     most = 0.0
-    span = -(-len(steps) // _PLACES)
+    span = max(1, -(-len(steps) // _PLACES))
     for begin in range(0, len(steps), span):
         at = max(range(begin, min(begin + span, len(steps))), key=profile.__getitem__)
         over = profile[at] - room

@@ -166,3 +166,9 @@ def test_a_limit_that_suffices_is_named():
 def test_limits_are_amounts(limit):
     with pytest.raises(ScheduleError, match="at least 0 B"):
         recomputed([], limit)
+
+
+def test_a_device_without_steps_holds_what_it_has():
+    assert recomputed([], 8.0, base=8.0).peak == 8.0
+    with pytest.raises(MemoryLimitError):
+        recomputed([], 7.0, base=8.0)
