@@ -22,7 +22,7 @@ from autosched.errors import MemoryLimitError, ScheduleError
 from autosched.recomputation.annealing import Search
 from autosched.recomputation.chains import Chain
 
-_FEW = 12
+_FEW = 16
 _PLACES = 50  # where the bound of seconds is computed
 _HALVINGS = 5  # to find a limit that suffices
 
@@ -87,12 +87,13 @@ def curve(
     for limit in limits:
         _check(steps, limit)
     found = [_planned(steps, limit - base, seconds, seed) for limit in limits]
-    plans = []
+    once = math.fsum(step.seconds for step in steps)
+    plans: list[Plan | None] = []
     for limit, own in zip(limits, found, strict=True):
         fitting = [plan for plan in found if plan and plan.peak <= limit - base]
         best = min(fitting, key=lambda plan: plan.seconds, default=None)
-        shared = best and own and best._replace(bound=own.bound)
-        plans.append(shared and shared._replace(peak=shared.peak + base))
+        bound = own.bound if own else once
+        plans.append(best and best._replace(peak=best.peak + base, bound=bound))
     return plans
 
 
@@ -106,12 +107,12 @@ def _check(steps: Sequence[Step], limit: float) -> None:
 
 def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: int) -> Plan | None:
     """Return a plan within ``room``, or None."""
-    last = _last_uses(steps)
+    last = last_uses(steps)
     order: tuple[int, ...] | None = tuple(range(len(steps)))
-    plain = _profile(steps, range(len(steps)))
-    bound = _least_seconds(steps, last, plain, room)
+    plain = profile_of(steps, range(len(steps)))
+    bound = least_seconds(steps, last, plain, room)
     if max(plain, default=0.0) > room:
-        if _least_room(steps, last) > room:
+        if least_room(steps, last) > room:
             return None
         if len(steps) <= _FEW:
             order = _shortest(steps, room)
@@ -128,10 +129,10 @@ def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: in
 
 def peak_of(steps: Sequence[Step], order: Sequence[int]) -> float:
     """Return the most memory that an order holds at any time."""
-    return max(_profile(steps, order), default=0.0)
+    return max(profile_of(steps, order), default=0.0)
 
 
-def _profile(steps: Sequence[Step], order: Sequence[int]) -> list[float]:
+def profile_of(steps: Sequence[Step], order: Sequence[int]) -> list[float]:
     """Return the memory that each run of an order holds."""
     made: dict[int, int] = {}
     end = [*range(len(order))]
@@ -149,7 +150,7 @@ def _profile(steps: Sequence[Step], order: Sequence[int]) -> list[float]:
     return [*accumulate(change)][:-1]
 
 
-def _last_uses(steps: Sequence[Step]) -> list[int]:
+def last_uses(steps: Sequence[Step]) -> list[int]:
     """Return the last reader of each step; the number of steps if it is kept."""
     last = list(range(len(steps)))
     for i, step in enumerate(steps):
@@ -162,7 +163,7 @@ def _refusal(
     steps: Sequence[Step], limit: float, base: float, seconds: float | None, seed: int
 ) -> str:
     """Return what a plan needs at least, and which limit suffices."""
-    least = _least_room(steps, _last_uses(steps))
+    least = least_room(steps, last_uses(steps))
     low = max(least, limit - base)
     enough = peak_of(steps, range(len(steps)))
     for _ in range(_HALVINGS):
@@ -177,7 +178,7 @@ def _refusal(
 # ---- bounds
 
 
-def _least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
+def least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
     """Return memory that every plan needs: at first runs, for what is read and what must stay.
 
     What is needed later stays, from when it cannot be repeated any more.
@@ -193,7 +194,7 @@ def _least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
     return max((a + b for a, b in zip(here, accumulate(change), strict=False)), default=0.0)
 
 
-def _least_seconds(
+def least_seconds(
     steps: Sequence[Step], last: Sequence[int], profile: Sequence[float], room: float
 ) -> float:
     """Return seconds that every plan within ``room`` takes.

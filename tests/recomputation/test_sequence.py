@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosched._lib.jit import Mode
 from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.recomputation import annealing, sequence
 from autosched.recomputation.chains import Chain
 from autosched.recomputation.sequence import Plan, Step, curve, recomputed
 
@@ -97,7 +99,8 @@ def planned(steps: list[Step], limit: float) -> Plan | None:
 
 @given(graphs())
 def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
-    top = int(peak(steps, tuple(range(len(steps)))))
+    profile, last = sequence.profile_of(steps, range(len(steps))), sequence.last_uses(steps)
+    top = int(max(profile))
     for limit in range(top + 1):
         best = brute_force(steps, limit)
         plan = planned(steps, limit)
@@ -105,6 +108,8 @@ def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
         if plan:
             check(steps, plan, limit)
             assert plan.bound == pytest.approx(best)
+        assert sequence.least_seconds(steps, last, profile, limit) <= best
+        assert best == math.inf or sequence.least_room(steps, last) <= limit
 
 
 @functools.cache
@@ -131,19 +136,37 @@ def test_chains_are_repeated_as_often_as_known(length, room):
 def test_long_chains_begin_with_their_optimum(length, room):
     steps = chain(length)
     plain = range(2 * length)
-    profile = [*map(float, range(1, length + 1)), *map(float, range(length, 0, -1))]
-    last = [2 * length - 1 - i for i in range(length)] + [*range(length + 1, 2 * length + 1)]
+    profile, last = sequence.profile_of(steps, plain), sequence.last_uses(steps)
     runs = {(i, i) for i in plain}.union(Chain(steps, profile, last, room).repetitions())
     order = tuple(step for _, step in sorted(runs))
     assert peak(steps, order) <= room
     assert len(order) == length + binomial(length, room)
 
 
-@given(graphs(13, 25), st.floats(0.3, 1))
+@given(graphs(17, 30), st.floats(0.3, 1))
 def test_plans_of_more_steps_keep_the_law(steps, part):
     limit = round(part * peak(steps, tuple(range(len(steps)))))
     if plan := curve(steps, [limit])[0]:
         check(steps, plan, limit)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_compiled_or_not_the_order_is_the_same(monkeypatch, seed):
+    steps = chain(12)
+    orders = []
+    for fast in (True, False):
+        monkeypatch.setattr(annealing, "mode", lambda *_, fast=fast: Mode(fast))
+        search = annealing.Search(steps, [], seed)
+        search.moves = 400
+        orders.append(search.plan(5.0, None))
+    assert orders[0] == orders[1] != tuple(range(24))
+
+
+def test_where_a_limit_has_no_plan_of_its_own_a_lower_one_has(monkeypatch):
+    steps = [Step(1, 1, (), 4), Step(1, 1, (), 4), Step(1, 1, (1,), 4), Step(1, 1, (0, 2), 4)]
+    plan = recomputed(steps, 3)
+    monkeypatch.setattr(sequence, "_planned", lambda _, room, *__: plan if room == 3 else None)
+    assert curve(steps, [3.5, 3, 2]) == [plan._replace(bound=4), plan, None]
 
 
 def test_a_lower_limit_is_never_faster():
