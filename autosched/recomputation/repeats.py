@@ -7,7 +7,6 @@ follow their memory. What other devices read is not repeated.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from autosched.recomputation.rewrite import (
     rewritten,
     without_unread,
 )
-from autosched.recomputation.sequence import Step, curve, recomputed
+from autosched.recomputation.sequence import Step, curve, peak_of
 
 _TOGETHER = 0.75  # of the bytes times lives that one block would have
 
@@ -145,7 +144,7 @@ def repeated(problem: Problem, placement: Placement, part: float = 1.0) -> tuple
     before: dict[int, list[str]] = {}
     for name, (steps, at, base) in courses(problem, placement).items():
         limit = problem.machine.device(name).nbytes
-        peak = recomputed(steps, math.inf, base=base).peak
+        peak = base + peak_of(steps, range(len(steps)))
         if peak <= limit:
             continue
         (plan,) = curve(steps, [limit + (1 - part) * (peak - limit)], base=base)

@@ -218,4 +218,9 @@ def _generator(args: Any, kwargs: Any) -> Any:
     device = next(devices, torch.device("cpu"))
     if device.type == "cpu":
         return torch.default_generator
-    return torch.get_device_module(device).default_generators[device.index]
+    module = torch.get_device_module(device)
+    if getattr(module, "is_current_stream_capturing", bool)():
+        raise RuntimeError(
+            "a CUDA graph draws other numbers in each replay, and cannot repeat them"
+        )
+    return module.default_generators[device.index]

@@ -145,7 +145,7 @@ def _repeated(problem: Problem, placement: Placement) -> Iterator[Plan]:
     """Yield plans of a placement in which tasks are repeated, for all that exceeds memory or a part."""
     own, placed = with_resident_state(problem, placement)
     for part in _REPEATED_PARTS:
-        with suppress(MemoryLimitError):
+        with suppress(ScheduleError):  # as for any other plan
             order = repeated(own, placed, part)
             if order is not None:
                 changed = with_resident_state(*with_repeats(problem, placement, order))

@@ -167,3 +167,24 @@ def test_played_gpus_hold_no_more_than_their_limits(graph: asc.Graph, count: int
                 torch.cuda.synchronize(gpu)
                 assert torch.cuda.max_memory_allocated(gpu) <= NBYTES * count
             assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
+
+
+def test_what_repeats_random_numbers_is_not_replayed() -> None:
+    graph = asc.Graph()
+    value = graph.input("x")
+    made = [value := LAYERS["dropout"](graph, value, "cuda:0") for _ in range(4)]
+    for one in reversed(made):
+        value = graph.add(torch.mul, value, one, on="cuda:0")
+    graph.output(y=value)
+    costs = asc.Costs(default_seconds=1e-6, default_nbytes=NBYTES)
+    with playing(gpus=1):
+        machine = asc.Machine.local(gpus=1).limited(4 * NBYTES)
+        with asc.schedule(graph, machine, costs=costs, replay=True) as made:
+            assert any(made.graph.task(name).random for name in made.recomputed)
+            for _ in range(4):
+                (expected,), (found,) = (
+                    [item.cpu() for name, item in left_by(run).items() if name == "y"]
+                    for run in (lambda x, w: made.run_serial(x=x), lambda x, w: made(x=x))
+                )
+                assert torch.equal(found, expected)
+            assert "cannot repeat them" in str(made.not_replayed)
