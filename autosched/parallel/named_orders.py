@@ -6,13 +6,13 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autosched import ScheduleError
 from autosched.parallel import controlled_memory, zero_bubbles
 from autosched.parallel.order_search import improved
 from autosched.parallel.orders import Action, Kind, Order, Rows, Seconds, Table, table_of
-from autosched.parallel.zero_bubbles import Filling, filled
+from autosched.parallel.zero_bubbles import Plan, filled
 
 
 def order(
@@ -55,27 +55,37 @@ def order(
     if not 0 <= copy < math.inf:
         raise ScheduleError(f"copy must be seconds, got {copy!r}")
     laps = [stages] if stages is not None else _laps(name, seconds, devices)
-    how: Any = {"seconds": seconds, "copy": copy, "memory": memory}
-    found = [one for n in laps for one in orders_of(name, devices, chunks, stages=n, **how)]
+    found = [
+        order_of(name, places, chunks, seconds=seconds, copy=copy, memory=memory)
+        for count in laps
+        for places in _layouts(name, devices, count)
+    ]
     best = min(found, key=Order.bubble)
     best.check_memory(memory)
     return best
 
 
-def orders_of(
+def order_of(
     name: str,
-    devices: int,
+    places: tuple[int, ...],
     chunks: int,
     *,
     seconds: Seconds,
     copy: float,
-    stages: int,
     memory: float | None,
-) -> list[Order]:
-    """Return the orders of a name; for the best, one of each layout of stages."""
-    table = table_of(seconds, devices, stages)
-    wanted = Wanted(devices, chunks, stages, table, copy, memory)
-    return [Order(name, rows, table, copy) for rows in ORDERS[name].rows(wanted)]
+) -> Order:
+    """Return the order of a name for stages on these devices."""
+    devices = 1 + max(places)
+    table = table_of(seconds, devices, len(places) // devices)
+    wanted = Wanted(places, chunks, table, copy, memory)
+    return Order(name, ORDERS[name].rows(wanted), table, copy)
+
+
+def _layouts(name: str, devices: int, laps: int) -> list[tuple[int, ...]]:
+    """Return the devices of stages with which an order is possible; for the best, all."""
+    names = ORDERS if name == BEST else [name]
+    found = (ORDERS[n].places(devices, laps) for n in names if ORDERS[n].can_have(laps))
+    return list(dict.fromkeys(found))
 
 
 def _laps(name: str, seconds: Seconds, devices: int) -> Sequence[int]:
@@ -99,25 +109,34 @@ def check_order(name: str, stages: int | None, memory: float | None) -> None:
 
 
 class Wanted(NamedTuple):
-    """What is to be ordered; ``laps`` is the number of stages per device."""
+    """What is to be ordered."""
 
-    devices: int
+    places: tuple[int, ...]  # the device of each stage
     chunks: int
-    laps: int
     table: Table
     copy: float
     memory: float | None
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return 1 + max(self.places)
+
+    @property
+    def laps(self) -> int:
+        """The number of stages per device."""
+        return len(self.places) // self.devices
 
 
 class Named(NamedTuple):
     """How orders of a name are made, and from what.
 
-    ``rows`` makes one or several. ``laps`` are the usual numbers of stages per device;
+    ``laps`` are the usual numbers of stages per device;
     ``is_free`` if there may be any number. ``is_v``: whether two stages per device form a V.
     ``splits_backward``: whether gradients by input and by weights are apart.
     """
 
-    rows: Callable[[Wanted], Sequence[Rows]]
+    rows: Callable[[Wanted], Rows]
     laps: Sequence[int] = (1,)
     is_free: bool = False
     is_v: bool = False
@@ -233,68 +252,53 @@ def _dualpipe_row(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 # ---- orders with gradients by weights where they fit
 
 
-def _filling(plan: Callable[[Filling], bool], memory: Callable[[int], float], laps: int) -> Named:
+def _filling(plan: Plan, memory: Callable[[int], float], laps: int) -> Named:
     """Return an order made from a plan; ``memory`` is the usual limit for so many devices."""
 
-    def rows(wanted: Wanted) -> Sequence[Rows]:
+    def rows(wanted: Wanted) -> Rows:
         most = memory(wanted.devices)
         less = None if wanted.memory is None else _filled(plan, wanted, min(most, wanted.memory))
         found = less or _filled(plan, wanted, most)
         assert found is not None, f"{wanted.devices} devices and {wanted.chunks} micro-batches"
-        return [found]
+        return found
 
     return Named(rows, [laps], is_v=laps == 2, splits_backward=True)
 
 
-def _filled(plan: Callable[[Filling], bool], wanted: Wanted, memory: float) -> Rows | None:
-    places = ORDERS[BEST].places(wanted.devices, wanted.laps)
-    return filled(plan, places, wanted.chunks, wanted.table, wanted.copy, memory)
+def _filled(plan: Plan, wanted: Wanted, memory: float) -> Rows | None:
+    return filled(plan, wanted.places, wanted.chunks, wanted.table, wanted.copy, memory)
 
 
 def _repeated(pattern: controlled_memory.Pattern, memory: Callable[[int], int]) -> Named:
     """Return an order that repeats a pattern; ``memory`` is what it needs on so many devices."""
 
-    def rows(wanted: Wanted) -> Sequence[Rows]:
+    def rows(wanted: Wanted) -> Rows:
         p = wanted.devices
-        return [controlled_memory.repeated(pattern, p, wanted.chunks, 2 * memory(p))]
+        return controlled_memory.repeated(pattern, p, wanted.chunks, 2 * memory(p))
 
     return Named(rows, [2], is_v=True, splits_backward=True)
 
 
-def _best(wanted: Wanted) -> Sequence[Rows]:
-    """Return for each layout the best of all orders that fit, annealed."""
+def _best(wanted: Wanted) -> Rows:
+    """Return the best of all orders that fit, annealed."""
     memory = wanted.chunks if wanted.memory is None else min(wanted.memory, wanted.chunks)
     wanted = wanted._replace(memory=memory)
-    layouts: dict[tuple[int, ...], list[Order]] = {}
-    for name, named in ORDERS.items():
-        if name != BEST and named.can_have(wanted.laps):
-            layout = named.places(wanted.devices, wanted.laps)
-            layouts.setdefault(layout, []).extend(_orders(named.rows(wanted), wanted))
-    own = ORDERS[BEST].places(wanted.devices, wanted.laps)
-    more = [_serial(own, wanted.chunks)]
-    plan, usual = {1: (zero_bubbles.line, 2), 2: (zero_bubbles.v_shape, 1)}.get(
-        wanted.laps, (None, 0)
-    )
-    if (
-        plan is not None
-        and memory > usual * wanted.devices
-        and (rows := _filled(plan, wanted, memory))
-    ):
-        more.append(rows)
-    layouts[own] += _orders(more, wanted)
-    found = []
-    for orders in layouts.values():
-        fitting = [one for one in orders if max(one.peak()) <= memory]
-        if fitting:
-            best = min(fitting, key=Order.bubble)
-            actions = 3 * len(best.devices) * wanted.chunks
-            moves = int(max(_LEAST_MOVES, min(_MOST_MOVES, _WORK / actions)))
-            found.append(improved(best, memory, moves).rows)
-    return found
-
-
-def _orders(rows: Sequence[Rows], wanted: Wanted) -> list[Order]:
-    return [Order(BEST, each, wanted.table, wanted.copy).split() for each in rows]
+    found = [
+        named.rows(wanted)
+        for name, named in ORDERS.items()
+        if name != BEST
+        and named.can_have(wanted.laps)
+        and named.places(wanted.devices, wanted.laps) == wanted.places
+    ]
+    found.append(_serial(wanted.places, wanted.chunks))
+    is_v = wanted.places[-1] == 0
+    if wanted.laps == 1 or (wanted.laps == 2 and is_v):
+        plan = zero_bubbles.line if wanted.laps == 1 else zero_bubbles.v_shape
+        more = _filled(plan, wanted, memory)
+        found += [] if more is None else [more]
+    orders = [Order(BEST, rows, wanted.table, wanted.copy).split() for rows in found]
+    fitting = [one for one in orders if max(one.peak()) <= memory]
+    return improved(min(fitting, key=Order.bubble), memory).rows
 
 
 def _serial(places: Sequence[int], chunks: int) -> Rows:
@@ -315,19 +319,17 @@ def _serial(places: Sequence[int], chunks: int) -> Rows:
 
 
 BEST = "best"
-# Moves of annealing: as many as take a second or a few.
-_LEAST_MOVES, _MOST_MOVES, _WORK = 20_000, 300_000, 6e8
 ORDERS: Mapping[str, Named] = {
-    "gpipe": Named(lambda w: [gpipe(w.devices, w.chunks)]),
-    "1f1b": Named(lambda w: [interleaved(w.devices, w.chunks)]),
-    "interleaved": Named(lambda w: [interleaved(w.devices, w.chunks, w.laps)], [2], is_free=True),
+    "gpipe": Named(lambda w: gpipe(w.devices, w.chunks)),
+    "1f1b": Named(lambda w: interleaved(w.devices, w.chunks)),
+    "interleaved": Named(lambda w: interleaved(w.devices, w.chunks, w.laps), [2], is_free=True),
     "zb-h1": _filling(zero_bubbles.line, lambda p: p, 1),
     "zb-h2": _filling(zero_bubbles.line, lambda p: 2 * p, 1),
     "zb-v": _filling(zero_bubbles.v_shape, lambda p: p, 2),
     "v-half": _repeated(controlled_memory.half, lambda p: p // 2 + 1),
     "v-min": _repeated(controlled_memory.least, lambda p: (p + 4) // 3),
     "dualpipe-v": Named(
-        lambda w: [dualpipe_v(w.devices, w.chunks)], [2], is_v=True, splits_backward=True
+        lambda w: dualpipe_v(w.devices, w.chunks), [2], is_v=True, splits_backward=True
     ),
     BEST: Named(_best, [2, 1], is_free=True, is_v=True, splits_backward=True),
 }

@@ -24,6 +24,8 @@ _SUM = 0.02  # what the sum of times counts
 _NEAR, _FAR = 40, 30  # the most places of moves into gaps, and of others
 _LOOKS = 20  # for a gap
 _PRIME = 2147483647
+# Moves: as many as take a second or a few.
+_LEAST_MOVES, _MOST_MOVES, _WORK = 20_000, 300_000, 6e8
 
 
 class Tables(NamedTuple):
@@ -266,7 +268,7 @@ def anneal(
     return best
 
 
-def improved(order: Order, memory: float, moves: int) -> Order:
+def improved(order: Order, memory: float) -> Order:
     """Return an order that is at least as good, whose devices hold no more than ``memory``.
 
     ``memory`` is in micro-batches. The same arguments give the same order.
@@ -275,6 +277,7 @@ def improved(order: Order, memory: float, moves: int) -> Order:
     if order.bubble() <= 0.0 or not any(map(any, order.table)):
         return order
     places, chunks = order.devices, order.chunks
+    moves = int(max(_LEAST_MOVES, min(_MOST_MOVES, _WORK / sum(map(len, order.rows)))))
     stages, devices = len(places), len(order.rows)
     numbers = [
         (KINDS.index(action.kind) * stages + action.stage) * chunks + action.chunk

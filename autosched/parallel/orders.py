@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -229,42 +229,63 @@ class Order:
         return self.table if seconds is None else table_of(seconds, len(self.rows), laps)
 
     def _starts(self, table: Table, copy: float) -> dict[Action, float]:
-        starts: dict[Action, float] = {}
-        ends: dict[tuple[int, str, int], float] = {}
-        free = [0.0 for _ in self.rows]
-        position = [0 for _ in self.rows]
-        devices = self.devices
-        waiting = deque(range(len(self.rows)))
-        while waiting:
-            rank = waiting.popleft()
-            row = self.rows[rank]
-            while position[rank] < len(row):
-                action = row[position[rank]]
-                stage, kind, chunk = action
-                start = free[rank]
-                for key in _needed(action, len(devices)):
-                    if key not in ends:
-                        break
-                    start = max(start, ends[key] + (copy if devices[key[0]] != rank else 0.0))
-                else:
-                    starts[action] = start
-                    free[rank] = start + _seconds(table, action)
-                    ends[stage, "I" if kind == "B" else kind, chunk] = free[rank]
-                    position[rank] += 1
-                    neighbour = stage + 1 if kind == "F" else stage - 1
-                    if kind != "W" and 0 <= neighbour < len(devices):
-                        waiting.append(devices[neighbour])
-                    continue
-                break
-        for rank, row in enumerate(self.rows):
-            if position[rank] < len(row):
-                action = row[position[rank]]
-                missing = next(k for k in _needed(action, len(devices)) if k not in ends)
+        run = Simulation(self.devices, table, copy)
+        left = [deque(row) for row in self.rows]
+        before = -1
+        while before < len(run.starts):
+            before = len(run.starts)
+            for row in left:
+                while row and (arrival := run.arrival(row[0])) is not None:
+                    run.run(row.popleft(), arrival)
+        for rank, row in enumerate(left):
+            if row:
+                missing = next(key for key in run.needed(row[0]) if key not in run.ends)
                 raise ScheduleError(
-                    f"order {self.name!r}: device {rank} waits forever in {action} for "
+                    f"order {self.name!r}: device {rank} waits forever in {row[0]} for "
                     f"{missing[1]} of stage {missing[0]} and micro-batch {missing[2]}"
                 )
-        return starts
+        return run.starts
+
+
+class Simulation:
+    """Actions of devices, one after another: when each starts and ends."""
+
+    def __init__(self, devices: Sequence[int], table: Table, copy: float):
+        self.devices = devices  # of each stage
+        self.starts: dict[Action, float] = {}
+        self.ends: dict[tuple[int, str, int], float] = {}  # of a stage, F, I or W, and micro-batch
+        self.free = [0.0] * (1 + max(devices))
+        self.table = table
+        self._copy = copy
+
+    def arrival(self, action: Action) -> float | None:
+        """Return when an action could start if its device were free; None if not known."""
+        rank = self.devices[action.stage]
+        found = 0.0
+        for key in self.needed(action):
+            end = self.ends.get(key)
+            if end is None:
+                return None
+            found = max(found, end + self._copy if self.devices[key[0]] != rank else end)
+        return found
+
+    def run(self, action: Action, arrival: float) -> None:
+        """Run an action when its device is free, not before ``arrival``."""
+        stage, kind, chunk = action
+        rank = self.devices[stage]
+        self.starts[action] = start = max(self.free[rank], arrival)
+        self.free[rank] = start + _seconds(self.table, action)
+        self.ends[stage, "I" if kind == "B" else kind, chunk] = self.free[rank]
+
+    def needed(self, action: Action) -> list[tuple[int, str, int]]:
+        """Return what an action waits for: stages, kinds (backward is I) and micro-batches."""
+        stage, kind, chunk = action
+        if kind == "F":
+            return [(stage - 1, "F", chunk)] if stage else []
+        if kind == "W":
+            return [(stage, "I", chunk)]
+        is_last = stage + 1 == len(self.devices)
+        return [(stage, "F", chunk), *([] if is_last else [(stage + 1, "I", chunk)])]
 
 
 _CELL = re.compile(r"(\d+)(F|B|I|W|UNSHARD|RESHARD|REDUCE_GRAD|(?:SEND|RECV)_[FB])(\d*)")
@@ -299,17 +320,6 @@ def _seconds(table: Table, action: Action) -> float:
     if action.kind == "B":
         return table[1][stage] + table[2][stage]
     return table[KINDS.index(action.kind)][stage]
-
-
-def _needed(action: Action, stages: int) -> Iterable[tuple[int, str, int]]:
-    """Return what an action waits for: stages, kinds (backward is I) and micro-batches."""
-    stage, kind, chunk = action
-    if kind == "F":
-        return [(stage - 1, "F", chunk)] if stage else []
-    if kind == "W":
-        return [(stage, "I", chunk)]
-    before = [(stage + 1, "I", chunk)] if stage + 1 < stages else []
-    return [(stage, "F", chunk), *before]
 
 
 def _check(name: str, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
 from autosched.parallel.costs import LinearCosts, tabulated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
-from autosched.parallel.named_orders import BEST, ORDERS, check_order, orders_of
+from autosched.parallel.named_orders import BEST, ORDERS, check_order, order_of
 from autosched.parallel.orders import KINDS, Order, Rows
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Step
@@ -558,14 +558,12 @@ class _Study:
                 )
                 if device != after
             ]
-            devices = len(self.groups[0])
             memory = self.best_memory.get(chunks) if name == BEST else self.memory
-            places = ORDERS[name].places(devices, self._stages_of(name))
-            orders = orders_of(
-                name, devices, chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
-                stages=len(places) // devices, memory=memory,
+            places = ORDERS[name].places(len(self.groups[0]), self._stages_of(name))
+            found = order_of(
+                name, places, chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
+                memory=memory,
             )  # fmt: skip
-            found = next(one for one in orders if one.devices == places)
             found.check_memory(memory)
         return found.split().rows if self._splits_backward(name) else found.rows
 

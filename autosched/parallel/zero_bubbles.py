@@ -1,7 +1,7 @@
 """Orders that fill bubbles with gradients by weights, made by simulation.
 
-Qi et al., "Zero bubble (almost) pipeline parallelism", arXiv 2401.10241. Forwards (F) and gradients
-by inputs (I) have an order; gradients by weights (W) are put between them:
+Qi et al., "Zero bubble (almost) pipeline parallelism", arXiv 2401.10241. A plan puts forwards (F)
+and gradients by inputs (I) one after another; gradients by weights (W) are put between them:
 
 1. where a device would wait at least as long as one takes;
 2. before an F or I that would make this device the one that takes longest in the end;
@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from autosched.parallel.orders import HELD, Action, Kind, Rows, Table
+from autosched.parallel.orders import HELD, KINDS, Action, Kind, Rows, Simulation, Table
 
 _Early = frozenset[tuple[Kind, int]]  # before which kinds of which laps rule 2 applies
 _EARLY: tuple[_Early, ...] = (
@@ -29,17 +29,12 @@ _EARLY: tuple[_Early, ...] = (
 
 
 def filled(
-    plan: Callable[[Filling], bool],
-    devices: Sequence[int],
-    chunks: int,
-    table: Table,
-    copy: float,
-    memory: float,
+    plan: Plan, devices: Sequence[int], chunks: int, table: Table, copy: float, memory: float
 ) -> Rows | None:
     """Return the best order of a plan, or None where it needs more ``memory``.
 
-    ``plan`` puts F and I into a ``Filling``. ``devices`` has the device of each stage; ``memory`` is
-    the number of micro-batches whose activations a device may hold.
+    ``devices`` has the device of each stage; ``memory`` is the number of micro-batches whose
+    activations a device may hold.
     """
     best: tuple[float, Rows] | None = None
     for early in _EARLY:
@@ -58,7 +53,7 @@ def filled(
     return None if best is None else best[1]
 
 
-class Filling:
+class Filling(Simulation):
     """A simulation in which F and I are put one after another, and W between them."""
 
     def __init__(
@@ -71,107 +66,81 @@ class Filling:
         early: _Early,
         before: Sequence[float],
     ):
-        self.devices = devices
+        super().__init__(devices, table, copy)
         self.chunks = chunks
-        self.count = 1 + max(devices)
-        self.laps = len(devices) // self.count
-        self.limit = math.floor(2 * self.laps * memory + 1e-9)
-        self.rows: list[list[Action]] = [[] for _ in range(self.count)]
-        self.free = [0.0] * self.count
+        self.count = len(self.free)
+        self.limit = math.floor(2 * len(devices) // self.count * memory + 1e-9)
+        self.rows: list[list[Action]] = [[] for _ in self.free]
         self.held = [0] * self.count
         # How much longer each takes, so far, than the work of the busiest one.
-        work = [chunks * sum(c[s] for c in table for s in self.own(r)) for r in range(self.count)]
+        work = [0.0] * self.count
+        for stage, rank in enumerate(devices):
+            work[rank] += chunks * sum(column[stage] for column in table)
         self.late = [seconds - max(work) for seconds in work]
-        self._seconds = dict(zip(("F", "I", "W"), table, strict=True))
-        self._copy = copy
         self._early = early
         self._allowed = [max(before) - seconds for seconds in before]
         self._most = 0.0
-        self._done = {kind: [0] * len(devices) for kind in ("F", "I")}
-        self._ends: dict[Action, float] = {}
-        self._weights: list[deque[Action]] = [deque() for _ in range(self.count)]
+        self._done = {kind: [0] * len(devices) for kind in KINDS}
+        self._weights: list[deque[Action]] = [deque() for _ in self.free]
 
-    def own(self, rank: int) -> list[int]:
-        """Return the stages of a device."""
-        return [stage for stage, device in enumerate(self.devices) if device == rank]
-
-    def stage(self, rank: int, lap: int) -> int:
-        """Return the stage of a device on the way there (0) or back (1)."""
-        return rank if lap == 0 else 2 * self.count - 1 - rank
-
-    def done(self, kind: Kind, rank: int, lap: int = 0) -> int:
-        """Return how many micro-batches have been put."""
-        return self._done[kind][self.stage(rank, lap)]
-
-    def arrival(self, kind: Kind, rank: int, lap: int = 0) -> float | None:
-        """Return when the next F or I could begin if its device were free; None if not known."""
-        stage = self.stage(rank, lap)
-        chunk = self._done[kind][stage]
-        if kind == "F" and not stage:
-            return 0.0
-        before = stage - 1 if kind == "F" else stage + 1
-        if before == len(self.devices):
-            return self._ends.get(Action(stage, "F", chunk))
-        end = self._ends.get(Action(before, kind, chunk))
-        far = self.devices[before] != rank
-        return end if end is None or not far else end + self._copy
+    def next(self, kind: Kind, rank: int, lap: int = 0) -> Action:
+        """Return the next F or I of a device's stage on the way there (0) or back (1)."""
+        stage = rank if lap == 0 else 2 * self.count - 1 - rank
+        return Action(stage, kind, self._done[kind][stage])
 
     def put(self, kind: Kind, rank: int, lap: int = 0) -> bool:
         """Put the next F or I of a stage, and W before it; return whether it can run."""
-        stage = self.stage(rank, lap)
-        arrival = self.arrival(kind, rank, lap)
-        if self._done[kind][stage] == self.chunks or arrival is None:
-            return False
-        if kind == "I" and self._done["F"][stage] == self._done["I"][stage]:
+        action = self.next(kind, rank, lap)
+        arrival = self.arrival(action)
+        if action.chunk == self.chunks or arrival is None:
             return False
         weights = self._weights[rank]
         while self.held[rank] + HELD[kind] > self.limit:
             if not weights:
                 return False
-            self._run(weights.popleft(), rank, 0.0)
-        while weights and self.free[rank] + self._seconds["W"][weights[0].stage] <= arrival:
-            self._run(weights.popleft(), rank, 0.0)
+            self.run(weights.popleft(), 0.0)
+        while weights and self.free[rank] + self.table[2][weights[0].stage] <= arrival:
+            self.run(weights.popleft(), 0.0)
         if weights and (kind, lap) in self._early:
             allowed = max(self._most, self._allowed[rank])
             if self.late[rank] + arrival - self.free[rank] > allowed:
-                self._run(weights.popleft(), rank, 0.0)
-        action = Action(stage, kind, self._done[kind][stage])
-        self._run(action, rank, arrival)
-        self._done[kind][stage] += 1
+                self.run(weights.popleft(), 0.0)
+        self.run(action, arrival)
         if kind == "I":
             weights.append(action._replace(kind="W"))
         return True
 
     def finish(self) -> None:
         """Put each W that is left."""
-        for rank, weights in enumerate(self._weights):
+        for weights in self._weights:
             while weights:
-                self._run(weights.popleft(), rank, 0.0)
+                self.run(weights.popleft(), 0.0)
 
-    def _run(self, action: Action, rank: int, arrival: float) -> None:
-        start = max(self.free[rank], arrival)
+    def run(self, action: Action, arrival: float) -> None:
+        """Run an action."""
+        rank = self.devices[action.stage]
+        free = self.free[rank]
+        super().run(action, arrival)
         if self.rows[rank]:
-            self.late[rank] += start - self.free[rank]
+            self.late[rank] += self.starts[action] - free
             self._most = max(self._most, self.late[rank])
-        self.free[rank] = self._ends[action] = start + self._seconds[action.kind][action.stage]
+        self._done[action.kind][action.stage] += 1
         self.held[rank] += HELD[action.kind]
         self.rows[rank].append(action)
 
+
+Plan = Callable[[Filling], bool]  # puts F and I; returns whether all could run
 
 # ---- plans
 
 
 def line(run: Filling) -> bool:
     """Put one stage per device: as many F as begin before the first I, then I and F in turn."""
-    last = run.count - 1
     for rank in range(run.count):
         run.put("F", rank)
     for rank in reversed(range(run.count)):
-        arrival = run.arrival("I", rank)
-        while rank < last and _fits(run, rank, arrival, 1) and _put_until(run, rank):
-            pass
-        run.put("I", rank)
-    while any(run.done("I", rank) < run.chunks for rank in range(run.count)):
+        _put_until(run, rank, "I", 0)
+    while any(run.next("I", rank).chunk < run.chunks for rank in range(run.count)):
         put = [run.put("F", rank) for rank in range(run.count)]
         put += [run.put("I", rank) for rank in reversed(range(run.count))]
         if not any(put):
@@ -179,16 +148,16 @@ def line(run: Filling) -> bool:
     return True
 
 
-def _fits(run: Filling, rank: int, arrival: float | None, each: int) -> bool:
-    """Return whether an F ends until then, and all devices before can hold ``each`` of their own."""
-    end = run.free[rank] + run._seconds["F"][rank]
-    room = 2 * each * (rank + 1)
-    return arrival is not None and end <= arrival and run.held[rank] + room <= run.limit
-
-
-def _put_until(run: Filling, rank: int) -> bool:
-    """Put an F of each device up to this one, which then has one; return whether it has."""
-    return [run.put("F", earlier) for earlier in range(rank + 1)][-1]
+def _put_until(run: Filling, rank: int, kind: Kind, lap: int) -> None:
+    """Put F on the way there of a device and all before, which end before an action can start."""
+    arrival = run.arrival(run.next(kind, rank, lap))
+    room = 2 * (lap + 1) * (rank + 1)  # all devices before can hold as many
+    put = rank < run.count - 1 and arrival is not None
+    while put and run.held[rank] + room <= run.limit:
+        assert arrival is not None
+        put = run.free[rank] + run.table[0][rank] <= arrival
+        put = put and [run.put("F", earlier) for earlier in range(rank + 1)][-1]
+    run.put(kind, rank, lap)
 
 
 def v_shape(run: Filling) -> bool:
@@ -198,10 +167,7 @@ def v_shape(run: Filling) -> bool:
     for rank in range(count):
         run.put("F", rank)
     for rank in reversed(range(count)):
-        arrival = run.arrival("F", rank, 1)
-        while rank < count - 1 and _fits(run, rank, arrival, 2) and _put_until(run, rank):
-            pass
-        run.put("F", rank, 1)
+        _put_until(run, rank, "F", 1)
     # 2. Each device has as many F as the one before, so that no I has to wait.
     lap = 0
     for rank in range(1, count):
@@ -210,7 +176,7 @@ def v_shape(run: Filling) -> bool:
             put = [run.put("F", other, lap) for other in reversed(range(rank, count))]
             lap = 1 - lap
     # 3. I and F in turn.
-    while any(run.done("I", rank) < chunks for rank in range(count)):
+    while any(run.next("I", rank).chunk < chunks for rank in range(count)):
         there = [rank for rank in range(count) if _gradient_goes_on(run, rank)]
         back = [rank for rank in range(count) if rank not in there]
         put = [run.put("I", rank, 0) for rank in reversed(there)]
@@ -222,20 +188,19 @@ def v_shape(run: Filling) -> bool:
 
 
 def _is_behind(run: Filling, rank: int) -> bool:
-    own, before = ([run.done("F", r, lap) for lap in (0, 1)] for r in (rank, rank - 1))
+    own, before = ([run.next("F", r, lap).chunk for lap in (0, 1)] for r in (rank, rank - 1))
     return sum(own) < sum(before) or own[1] <= before[1] < run.chunks
 
 
 def _gradient_goes_on(run: Filling, rank: int) -> bool:
     """Return whether the next I of a device is that of its first stage."""
-    first, second = (run.done("I", rank, lap) for lap in (0, 1))
-    is_there = rank == run.count - 1 or run.arrival("I", rank, 0) is not None
-    return first < second and (second == run.chunks or is_there)
+    first, second = (run.next("I", rank, lap) for lap in (0, 1))
+    is_there = rank == run.count - 1 or run.arrival(first) is not None
+    return first.chunk < second.chunk and (second.chunk == run.chunks or is_there)
 
 
 def _next_forward(run: Filling, rank: int) -> int:
     """Return the lap of the next F: the second if its input is there."""
-    first, second = (run.done("F", rank, lap) for lap in (0, 1))
-    if second == first or (rank < run.count - 1 and run.arrival("F", rank, 1) is None):
-        return 0
-    return 1
+    first, second = (run.next("F", rank, lap) for lap in (0, 1))
+    is_there = rank == run.count - 1 or run.arrival(second) is not None
+    return int(second.chunk < first.chunk and is_there)
