@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -55,30 +56,29 @@ def order(
     if not 0 <= copy < math.inf:
         raise ScheduleError(f"copy must be seconds, got {copy!r}")
     laps = [stages] if stages is not None else _laps(name, seconds, devices)
-    found = [
-        order_of(name, places, chunks, seconds=seconds, copy=copy, memory=memory)
-        for count in laps
-        for places in _layouts(name, devices, count)
-    ]
-    best = min(found, key=Order.bubble)
-    best.check_memory(memory)
-    return best
+    layouts = [layout for count in laps for layout in _layouts(name, devices, count)]
+    return order_of(name, layouts, chunks, seconds=seconds, copy=copy, memory=memory)
 
 
 def order_of(
     name: str,
-    places: tuple[int, ...],
+    layouts: Sequence[tuple[int, ...]],
     chunks: int,
     *,
     seconds: Seconds,
     copy: float,
     memory: float | None,
 ) -> Order:
-    """Return the order of a name for stages on these devices."""
-    devices = 1 + max(places)
-    table = table_of(seconds, devices, len(places) // devices)
-    wanted = Wanted(places, chunks, table, copy, memory)
-    return Order(name, ORDERS[name].rows(wanted), table, copy)
+    """Return the order of a name with the least bubble; ``layouts`` have the device of each stage."""
+    found = []
+    for places in layouts:
+        devices = 1 + max(places)
+        table = table_of(seconds, devices, len(places) // devices)
+        rows = ORDERS[name].rows(Wanted(places, chunks, table, copy, memory))
+        found.append(Order(name, rows, table, copy))
+    best = min(found, key=Order.bubble)
+    best.check_memory(memory)
+    return improved(best, chunks if memory is None else memory) if name == BEST else best
 
 
 def _layouts(name: str, devices: int, laps: int) -> list[tuple[int, ...]]:
@@ -265,6 +265,7 @@ def _filling(plan: Plan, memory: Callable[[int], float], laps: int) -> Named:
     return Named(rows, [laps], is_v=laps == 2, splits_backward=True)
 
 
+@lru_cache(maxsize=4)  # orders that are limited to the same memory are the same
 def _filled(plan: Plan, wanted: Wanted, memory: float) -> Rows | None:
     return filled(plan, wanted.places, wanted.chunks, wanted.table, wanted.copy, memory)
 
@@ -280,7 +281,7 @@ def _repeated(pattern: controlled_memory.Pattern, memory: Callable[[int], int]) 
 
 
 def _best(wanted: Wanted) -> Rows:
-    """Return the best of all orders that fit, annealed."""
+    """Return the best of all orders that fit, which is annealed later."""
     memory = wanted.chunks if wanted.memory is None else min(wanted.memory, wanted.chunks)
     wanted = wanted._replace(memory=memory)
     found = [
@@ -298,7 +299,7 @@ def _best(wanted: Wanted) -> Rows:
         found += [] if more is None else [more]
     orders = [Order(BEST, rows, wanted.table, wanted.copy).split() for rows in found]
     fitting = [one for one in orders if max(one.peak()) <= memory]
-    return improved(min(fitting, key=Order.bubble), memory).rows
+    return min(fitting, key=Order.bubble).rows
 
 
 def _serial(places: Sequence[int], chunks: int) -> Rows:

@@ -1,9 +1,9 @@
 """Improve an order of a pipeline by simulated annealing.
 
 A move takes an action to another place in the row of its device: half of them into a gap, where the
-device waits, the others by a few places. The order is simulated again from there on, until it is
-known to be too long. Besides the longest time of a device, the sum of their times counts a little:
-gaps close also where another device takes longest. No move exceeds the memory.
+device waits, the others by a few places. The order is simulated again until it is known to be too
+long, or to exceed the memory. Besides the longest time of a device, the sum of their times counts a little:
+gaps close also where another device takes longest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import kernel, mode
-from autosched.parallel.orders import HELD, KINDS, Action, Order
+from autosched.parallel.orders import KINDS, Action, Order
 
 _HOT, _COLD = 0.02, 0.001  # temperatures, in times of a micro-batch
 _SUM = 0.02  # what the sum of times counts
@@ -25,7 +25,7 @@ _NEAR, _FAR = 40, 30  # the most places of moves into gaps, and of others
 _LOOKS = 20  # for a gap
 _PRIME = 2147483647
 # Moves: as many as take a second or a few.
-_LEAST_MOVES, _MOST_MOVES, _WORK = 20_000, 300_000, 6e8
+_LEAST_MOVES, _MOST_MOVES, _WORK = 10_000, 1_000_000, 3e8
 
 
 class Tables(NamedTuple):
@@ -38,18 +38,16 @@ class Tables(NamedTuple):
 
 
 class State(NamedTuple):
-    """An order, with the times of its actions, and a changed one, with those that are new."""
+    """An order that is changed, and the simulation of its devices."""
 
     rows: NDArray[Any]  # [place] the rows of all devices, one after another
     best: NDArray[Any]  # [place] the best so far
-    held: NDArray[Any]  # [place] half stages' activations after an action
     waits: NDArray[Any]  # [place] seconds in which the device has waited, before an action
-    starts: NDArray[Any]  # [action]
-    new: NDArray[Any]  # [action]
-    stamp: NDArray[Any]  # [action] the trial in which ``new`` was computed
+    new: NDArray[Any]  # [place] the same of the changed order
+    ends: NDArray[Any]  # [action] -1 if not simulated yet
     place: NDArray[Any]  # [device] of its next action
     free: NDArray[Any]  # [device]
-    gaps: NDArray[Any]  # [device] the seconds in which it waits
+    held: NDArray[Any]  # [device] half stages' activations
     random: NDArray[Any]  # [1]
 
 
@@ -61,33 +59,7 @@ def below(w: State, count: int) -> int:
 
 
 @kernel
-def begin(t: Tables, w: State, chunks: int, since: float) -> int:
-    """Set each device to its first action from some time on; return how many follow."""
-    left = 0
-    for d in range(len(t.work)):
-        low = t.at[d]
-        high = t.at[d + 1]
-        while low < high:
-            middle = (low + high) // 2
-            if w.starts[w.rows[middle]] < since:
-                low = middle + 1
-            else:
-                high = middle
-        w.place[d] = low
-        left += t.at[d + 1] - low
-        w.free[d] = 0.0
-        w.gaps[d] = 0.0
-        if low > t.at[d]:
-            last = w.rows[low - 1]
-            w.free[d] = w.starts[last] + t.seconds[last // chunks]
-            w.gaps[d] = w.waits[low - 1]
-    return left
-
-
-@kernel
-def arrival(
-    t: Tables, w: State, chunks: int, copy: float, since: float, trial: int, action: int
-) -> float:
+def arrival(t: Tables, w: State, chunks: int, copy: float, action: int) -> float:
     """Return when an action could begin if its device were free; -1 if that is not known yet."""
     stages = len(t.device)
     kind = action // chunks // stages
@@ -102,71 +74,57 @@ def arrival(
             counts = kind == 1 and stage + 1 < stages
         if not counts:
             continue
-        if w.stamp[other] == trial:
-            end = w.new[other]
-        elif w.starts[other] < since:
-            end = w.starts[other]
-        else:
+        if w.ends[other] < 0:
             return -1.0
-        end += t.seconds[other // chunks]
-        if t.device[other // chunks % stages] != t.device[stage]:
-            end += copy
-        found = max(found, end)
+        is_far = t.device[other // chunks % stages] != t.device[stage]
+        found = max(found, w.ends[other] + (copy if is_far else 0.0))
     return found
 
 
 @kernel
 def simulated(
-    t: Tables, w: State, chunks: int, copy: float, since: float, trial: int, most: float
+    t: Tables, w: State, chunks: int, copy: float, limit: int, most: float
 ) -> tuple[float, float]:
-    """Time a changed order from some time on; return the longest time and the sum of times.
+    """Time the changed order; return the longest time of a device, and with what the sum counts.
 
-    Infinity if ``most`` is exceeded, or devices wait for each other.
+    Infinity if the latter exceeds ``most``, memory the ``limit``, or devices wait for each other.
     """
-    left = begin(t, w, chunks, since)
+    for action in range(len(w.rows)):
+        w.ends[action] = -1.0
     longest = 0.0
     total = 0.0
     for d in range(len(t.work)):
-        longest = max(longest, t.work[d] + w.gaps[d])
-        total += t.work[d] + w.gaps[d]
+        w.place[d] = t.at[d]
+        w.free[d] = 0.0
+        w.held[d] = 0
+        longest = max(longest, t.work[d])
+        total += t.work[d]
+    left = len(w.rows)
     before = left + 1
     while 0 < left < before:
         before = left
         for d in range(len(t.work)):
             while w.place[d] < t.at[d + 1]:
-                action = w.rows[w.place[d]]
-                start = arrival(t, w, chunks, copy, since, trial, action)
+                i = w.place[d]
+                action = w.rows[i]
+                start = arrival(t, w, chunks, copy, action)
                 if start < 0:
                     break
-                if w.place[d] > t.at[d] and start > w.free[d]:
-                    w.gaps[d] += start - w.free[d]
-                    total += start - w.free[d]
-                    longest = max(longest, t.work[d] + w.gaps[d])
-                    if longest + _SUM * total > most:
-                        return math.inf, math.inf
-                w.new[action] = max(start, w.free[d])
-                w.stamp[action] = trial
-                w.free[d] = w.new[action] + t.seconds[action // chunks]
+                waited = 0.0
+                if i > t.at[d]:
+                    gap = max(start - w.free[d], 0.0)
+                    waited = w.new[i - 1] + gap
+                    total += gap
+                    longest = max(longest, t.work[d] + waited)
+                w.new[i] = waited
+                w.held[d] += 2 if action // chunks < len(t.device) else -1
+                if w.held[d] > limit or longest + _SUM * total > most:
+                    return math.inf, math.inf
+                w.free[d] = max(start, w.free[d]) + t.seconds[action // chunks]
+                w.ends[action] = w.free[d]
                 w.place[d] += 1
                 left -= 1
-    return (math.inf, math.inf) if left else (longest, total)
-
-
-@kernel
-def accept(t: Tables, w: State, chunks: int, since: float) -> None:
-    """Make the new times those of the order."""
-    for d in range(len(t.work)):
-        low = t.at[d + 1]
-        while low > t.at[d] and w.starts[w.rows[low - 1]] >= since:
-            low -= 1
-        free = 0.0
-        for i in range(t.at[d], t.at[d + 1]):
-            action = w.rows[i]
-            if i >= low:
-                w.starts[action] = w.new[action]
-            gap = w.starts[action] - free if i > t.at[d] else 0.0
-            w.waits[i] = gap + (w.waits[i - 1] if i > t.at[d] else 0.0)
-            free = w.starts[action] + t.seconds[action // chunks]
+    return (math.inf, math.inf) if left else (longest, longest + _SUM * total)
 
 
 @kernel
@@ -180,21 +138,14 @@ def shift(w: State, old: int, new: int) -> None:
 
 
 @kernel
-def is_possible(t: Tables, w: State, chunks: int, limit: int, old: int, new: int, low: int) -> bool:
-    """Return whether an action may go to another place: by memory, and by what is in between."""
+def is_possible(t: Tables, w: State, chunks: int, old: int, new: int) -> bool:
+    """Return whether an action may pass those between it and another place."""
     stages = len(t.device)
     operation = w.rows[old] // chunks
-    held = 2 if operation < stages else -1
-    if new < old:
-        if (w.held[new - 1] if new > low else 0) + held > limit:
-            return False
-        first, last, change = new, old - 1, held
-    else:
-        first, last, change = old + 1, new, -held
-    for i in range(first, last + 1):
+    for i in range(min(old, new), max(old, new) + 1):
         other = w.rows[i] // chunks
         same = other % stages == operation % stages and (w.rows[i] - w.rows[old]) % chunks == 0
-        if same or other == operation or w.held[i] + change > limit:
+        if i != old and (same or other == operation):
             return False
     return True
 
@@ -228,37 +179,28 @@ def anneal(
 
     Temperatures go from ``hot`` to ``cold``; ``limit`` is in half stages' activations.
     """
-    longest, total = simulated(t, w, chunks, copy, -1.0, 1, math.inf)
-    accept(t, w, chunks, -1.0)
-    best = longest
-    now = longest + _SUM * total
+    best, now = simulated(t, w, chunks, copy, limit, math.inf)
+    for i in range(len(w.rows)):
+        w.waits[i] = w.new[i]
     heat = hot
     cooling = (cold / hot) ** (1.0 / moves)
-    for move in range(moves):
+    for _ in range(moves):
         heat *= cooling
         old, new, low = propose(t, w, chunks)
-        if new < low or new == old:
+        high = t.at[t.device[w.rows[low] // chunks % len(t.device)] + 1]
+        if new < low or new == old or max(old, new) >= high:
             continue
-        stages = len(t.device)
-        high = t.at[t.device[(w.rows[low] // chunks) % stages] + 1]
-        if old >= high or new >= high or not is_possible(t, w, chunks, limit, old, new, low):
+        if not is_possible(t, w, chunks, old, new):
             continue
-        first = min(old, new)
-        since = 0.0
-        if first > low:
-            since = w.starts[w.rows[first - 1]] + t.seconds[w.rows[first - 1] // chunks]
         shift(w, old, new)
         most = now - heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME)
-        longest, total = simulated(t, w, chunks, copy, since, move + 2, most)
-        if longest + _SUM * total > most:
+        longest, total = simulated(t, w, chunks, copy, limit, most)
+        if total > most:
             shift(w, new, old)
             continue
-        now = longest + _SUM * total
-        accept(t, w, chunks, since)
-        held = w.held[first - 1] if first > low else 0
-        for i in range(first, max(old, new) + 1):
-            held += 2 if w.rows[i] // chunks < stages else -1
-            w.held[i] = held
+        now = total
+        for i in range(len(w.rows)):
+            w.waits[i] = w.new[i]
         if longest < best:
             best = longest
             for i in range(len(w.rows)):
@@ -288,15 +230,14 @@ def improved(order: Order, memory: float) -> Order:
     seconds = np.array(order.table, float).ravel()  # a kernel is compiled for each type
     own = [seconds[np.array(numbers[a:b]) // chunks] for a, b in pairwise(at)]
     work = np.array([each.sum() for each in own])
-    held = [np.cumsum([HELD[action.kind] for action in row]) for row in order.rows]
     how = mode(float(moves) * len(numbers), anneal)
     t = how.of(Tables(np.array(places), seconds, work, at))
     count = len(numbers)
     rows = np.array(numbers)
     w = State(
-        how.whole(rows), how.whole(rows), how.whole(np.concatenate(held)), how.numbers(count),
-        how.numbers(count), how.numbers(count), how.counts(count), how.counts(devices),
-        how.numbers(devices), how.numbers(devices), how.counts(1, 7919),
+        how.whole(rows), how.whole(rows), how.numbers(count), how.numbers(count),
+        how.numbers(count), how.counts(devices), how.numbers(devices), how.counts(devices),
+        how.counts(1, 7919),
     )  # fmt: skip
     most, copy = float(work.max()), float(order.copy)
     hot, cold = _HOT * (most / chunks), _COLD * (most / chunks)

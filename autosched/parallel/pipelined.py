@@ -561,10 +561,9 @@ class _Study:
             memory = self.best_memory.get(chunks) if name == BEST else self.memory
             places = ORDERS[name].places(len(self.groups[0]), self._stages_of(name))
             found = order_of(
-                name, places, chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
+                name, [places], chunks, seconds=[*seconds.values()], copy=max(copies, default=0.0),
                 memory=memory,
             )  # fmt: skip
-            found.check_memory(memory)
         return found.split().rows if self._splits_backward(name) else found.rows
 
 
