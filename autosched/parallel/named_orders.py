@@ -75,10 +75,11 @@ def order_of(
         devices = 1 + max(places)
         table = table_of(seconds, devices, len(places) // devices)
         rows = ORDERS[name].rows(Wanted(places, chunks, table, copy, memory))
-        found.append(Order(name, rows, table, copy))
+        one = Order(name, rows, table, copy)
+        found.append(improved(one, chunks if memory is None else memory) if name == BEST else one)
     best = min(found, key=Order.bubble)
     best.check_memory(memory)
-    return improved(best, chunks if memory is None else memory) if name == BEST else best
+    return best
 
 
 def _layouts(name: str, devices: int, laps: int) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ _NEAR, _FAR = 40, 30  # the most places of moves into gaps, and of others
 _LOOKS = 20  # for a gap
 _PRIME = 2147483647
 # Moves: as many as take a second or a few.
-_LEAST_MOVES, _MOST_MOVES, _WORK = 10_000, 1_000_000, 3e8
+_LEAST_MOVES, _MOST_MOVES, _WORK = 3_000, 1_000_000, 1.2e8
 
 
 class Tables(NamedTuple):
