@@ -34,6 +34,7 @@ from autosched.scheduling import planning
             ["show", "f.py:f", "--policy", "best"],
             "argument --policy: invalid choice: 'best' (choose from 'auto', 'search'",
         ),
+        (["show", "f.py:f", "--hosts", "0"], "argument --hosts: must be from 1 to 4096, got 0"),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
     ],
 )  # fmt: skip
@@ -225,6 +226,7 @@ REFUSED = [
     (f"show {SAVED} -o picture.bmp", "picture.bmp: no format has this suffix; known are "),
     (f"show {SAVED} --what graph --format code", "--what graph cannot be shown as code; it can as text, svg, png, pdf"),
     ("run {builder}:breaks --save profile.bmp", "profile.bmp: a profile is written as .json, .html, .svg\n"),
+    ("show {builder}:graph --hosts 2 --local", "--hosts or --network and --local name different machines"),
     ("run {plan}", "{plan}: a saved schedule holds no functions; give the function that"),
     ("run {builder}:graph", "{builder}:graph gives no inputs; let its function return (graph, {{name: tensor}})"),
     ("run {builder}:example --graph x:y", "--graph goes with a saved schedule"),
@@ -497,6 +499,26 @@ def test_a_comparison_in_which_nothing_works_exits_with_2(plan, capsys):
     assert code == 2
     assert "refused" in said
     assert complaints == "autosched: no machine can run this; the reasons are printed above\n"
+
+
+AVERAGED = "autosched.demo:averaged_example"
+
+
+@pytest.mark.parametrize("hosts", [("--hosts", "2"), ("--network", "infiniband400")])
+def test_a_cluster_is_shown_by_host_and_a_network_alone_asks_for_two(hosts, capsys):
+    code, said, _ = run(capsys, "show", AVERAGED, *hosts, "--gpus", "0", "--policy", "round_robin")
+    lines = said.splitlines()
+    assert code == 0
+    assert [line for line in lines if line in ("host 0", "host 1")] == ["host 0", "host 1"]
+    assert "rank 1 has cpu:1" in lines
+
+
+def test_numbers_of_hosts_are_compared(capsys):
+    command = f"compare {AVERAGED} --hosts 1 2 --gpus 1 --policies heft"
+    code, said, _ = run(capsys, *command.split())
+    assert code == 0
+    assert "1 host with 1 GPU, pcie4 and ethernet100" in said
+    assert "2 hosts with 2 CPUs and 2 GPUs, ethernet100" in said
 
 
 def test_devices_are_shown_and_written(tmp_path, capsys, monkeypatch):

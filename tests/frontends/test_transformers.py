@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ import autosched as asc
 from autosched import TorchBackend
 from tests.serial import some
 
-pytestmark = pytest.mark.usefixtures("forgotten")
-
-transformers = pytest.importorskip("transformers", reason="extra [hf]")
+pytestmark = [
+    pytest.mark.usefixtures("forgotten"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="extra [hf]"),
+]
 
 MACHINE = asc.Machine.emulated(gpus=2)
 SMALL = {
@@ -27,29 +30,12 @@ SMALL = {
 }
 
 
-def bert() -> nn.Module:
-    config = transformers.BertConfig(vocab_size=31, max_position_embeddings=16, **SMALL)
-    return transformers.BertForSequenceClassification(config)
+def made(network: str, config: str, **options: Any) -> nn.Module:
+    """Return a network of the library, whose import takes seconds."""
+    import transformers
 
-
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=31, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)  # its head is its embedding
-
-
-def vit() -> nn.Module:
-    return transformers.ViTForImageClassification(
-        transformers.ViTConfig(image_size=8, patch_size=4, hidden_dropout_prob=0.1, **SMALL)
-    )
-
-
-def resnet() -> nn.Module:
-    config = transformers.ResNetConfig(
-        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic"
-    )
-    return transformers.ResNetForImageClassification(config)
+    found: nn.Module = getattr(transformers, network)(getattr(transformers, config)(**options))
+    return found
 
 
 def text(labels: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -61,11 +47,27 @@ def pictures(size: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, size, size), "labels": torch.randint(0, 2, (2,))}
 
 
+WORDS = {"vocab_size": 31, "max_position_embeddings": 16, **SMALL}
+GPT2 = {"vocab_size": 31, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+IMAGES = {"image_size": 8, "patch_size": 4, "hidden_dropout_prob": 0.1, **SMALL}
+RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
-    "bert": (bert, lambda: text(lambda words: torch.randint(0, 2, (len(words),)))),
-    "gpt2": (gpt2, lambda: text(lambda words: words)),
-    "vit": (vit, lambda: pictures(8)),
-    "resnet": (resnet, lambda: pictures(32)),
+    "bert": (
+        partial(made, "BertForSequenceClassification", "BertConfig", **WORDS),
+        lambda: text(lambda words: torch.randint(0, 2, (len(words),))),
+    ),
+    "gpt2": (  # its head is its embedding
+        partial(made, "GPT2LMHeadModel", "GPT2Config", bos_token_id=0, **GPT2),
+        lambda: text(lambda words: words),
+    ),
+    "vit": (
+        partial(made, "ViTForImageClassification", "ViTConfig", **IMAGES),
+        lambda: pictures(8),
+    ),
+    "resnet": (
+        partial(made, "ResNetForImageClassification", "ResNetConfig", **RESNET),
+        lambda: pictures(32),
+    ),
 }
 
 

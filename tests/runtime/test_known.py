@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -131,40 +133,42 @@ REPLACED: dict[str, Callable[[Inputs], object]] = {
 }
 
 
+@contextlib.contextmanager
+def replayed(graph: asc.Graph) -> Iterator[tuple[asc.Schedule, Inputs]]:
+    """Replay a graph on a simulated GPU; yield the schedule and inputs for it."""
+    options: dict[str, Any] = {"policy": "single", "inputs": "cuda:0", "replay": True}
+    with (
+        torch.no_grad(),
+        playing(1, seed=2),
+        asc.schedule(graph, asc.Machine.local(gpus=1), **options) as schedule,
+    ):
+        yield schedule, {name: item.detach().to("cuda:0") for name, item in some().items()}
+
+
 @pytest.mark.parametrize("what", REPLACED)
 def test_a_replay_notices_what_was_replaced(what: str) -> None:
-    with torch.no_grad(), playing(1, seed=2):
-        machine = asc.Machine.local(gpus=1)
-        with asc.schedule(
-            multiplying(), machine, policy="single", inputs="cuda:0", replay=True
-        ) as schedule:
-            inputs = {name: item.detach().to("cuda:0") for name, item in some().items()}
-            for number in range(8):
-                inputs["x"] = inputs["x"] + number
-                if number == 5:
-                    REPLACED[what](inputs)
-                found = schedule(**inputs)["y"]
-                assert torch.equal(found.cpu(), inputs["w0"].cpu() @ inputs["x"].cpu()), number
-            assert schedule.not_replayed is None
+    with replayed(multiplying()) as (schedule, inputs):
+        for number in range(8):
+            inputs["x"] = inputs["x"] + number
+            if number == 5:
+                REPLACED[what](inputs)
+            found = schedule(**inputs)["y"]
+            assert torch.equal(found.cpu(), inputs["w0"].cpu() @ inputs["x"].cpu()), number
+        assert schedule.not_replayed is None
 
 
 @pytest.mark.parametrize("graph", [adding, multiplying])
 def test_replays_recognize_a_new_image(graph: Callable[[], asc.Graph]) -> None:
-    with torch.no_grad(), playing(1, seed=2):
-        machine = asc.Machine.local(gpus=1)
-        with asc.schedule(
-            graph(), machine, policy="single", inputs="cuda:0", replay=True
-        ) as schedule:
-            inputs = {name: item.detach().to("cuda:0") for name, item in some().items()}
-            for _ in range(4):
-                inputs["x"] = inputs["x"] + 1
-                schedule(**inputs)
-            known = schedule._executor.memory.known
-            assert known is not None
-            assert known.recognizes({**inputs, "x": inputs["x"] * 2})
-            assert not known.recognizes({**inputs, "x": inputs["x"].t()})
-            assert not known.recognizes({**inputs, "w0": inputs["w0"].clone()})
-            if graph is adding:
-                assert not known.recognizes({**inputs, "x": inputs["w0"]})
-                with pytest.raises(HazardError, match="share memory"):
-                    schedule(**{**inputs, "x": inputs["w0"]})
+    with replayed(graph()) as (schedule, inputs):
+        for _ in range(4):
+            inputs["x"] = inputs["x"] + 1
+            schedule(**inputs)
+        known = schedule._executor.memory.known
+        assert known is not None
+        assert known.recognizes({**inputs, "x": inputs["x"] * 2})
+        assert not known.recognizes({**inputs, "x": inputs["x"].t()})
+        assert not known.recognizes({**inputs, "w0": inputs["w0"].clone()})
+        if graph is adding:
+            assert not known.recognizes({**inputs, "x": inputs["w0"]})
+            with pytest.raises(HazardError, match="share memory"):
+                schedule(**{**inputs, "x": inputs["w0"]})

@@ -110,6 +110,12 @@ class Ranks:
                 raise JobError(f"rank {rank}: {error}")
         return [result for result, _ in found]
 
+    def run_drawn(self, job: Any, size: int, *args: Any) -> None:
+        """Do a job that returns what is wrong; check that it is nothing, or refused on all ranks."""
+        found = self.run(job, size, *args)
+        if not all(wrong and wrong[0].startswith("refused") for wrong in found):
+            assert found == [[]] * size
+
     def close(self) -> None:
         """End all processes."""
         for process, pipe in self.workers:

@@ -11,8 +11,6 @@ from autosched.runtime.ranks.backend import AcceleratorRanks
 from tests.runtime.ranks import gpu_jobs
 from tests.strategies import graphs
 
-DEVICES = "cpu:0", "cuda:0", "cpu:1", "cuda:1"
-
 
 def simulated_or_real(mark):
     """The seed of a simulated GPU for each rank; None for real ones."""
@@ -24,18 +22,30 @@ one_for_both = simulated_or_real(pytest.mark.cuda)
 own_ones = simulated_or_real(pytest.mark.multigpu)
 
 
+def assert_runs_equal_those_of_one_process(ranks, seed, data, size, each):
+    """Each rank has ``each`` GPUs of its own, or all share one, which 0 says."""
+    devices = [f"{kind}:{rank}" for kind in ("cpu", "cuda") for rank in range(size)]
+    graph = data.draw(graphs(devices))
+    assume(not any(task.random for task in graph.tasks))  # each process has its own generators
+    policy = data.draw(st.sampled_from(["round_robin", "heft"]))
+    outputs = None if each else data.draw(st.none() | st.sampled_from(devices))
+    order = None if seed is None else data.draw(st.integers(0, 10**6))
+    ranks.run_drawn(gpu_jobs.run_on_gpus, size, graph, policy, order, outputs, each)
+
+
 @one_for_both
 @settings(max_examples=settings().max_examples * 2 // 3)
-@given(data=st.data(), policy=st.sampled_from(["round_robin", "heft"]))
-def test_runs_equal_those_of_one_process(ranks, seed, data, policy):
-    graph = data.draw(graphs(DEVICES))
-    assume(not any(task.random for task in graph.tasks))  # each process has its own generators
-    outputs = data.draw(st.none() | st.sampled_from(DEVICES))
-    order = None if seed is None else data.draw(st.integers(0, 10**6))
-    found = ranks.run(gpu_jobs.run_on_gpus, 2, graph, policy, order, outputs)
-    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
-    assert len(refused) in (0, 2)
-    assert refused or found == [[]] * 2
+@given(data=st.data())
+def test_runs_equal_those_of_one_process(ranks, seed, data):
+    assert_runs_equal_those_of_one_process(ranks, seed, data, 2, 0)
+
+
+@own_ones
+@settings(max_examples=settings().max_examples // 3)
+@given(data=st.data(), size=st.integers(2, 3))
+def test_runs_over_nccl_equal_those_of_one_process(ranks, seed, data, size):
+    size = size if seed is not None else 2
+    assert_runs_equal_those_of_one_process(ranks, seed, data, size, 1)
 
 
 @one_for_both
@@ -44,25 +54,6 @@ def test_what_a_gpu_reads_arrives_in_the_same_page_locked_memory_in_every_run(ra
         assert pinned
         assert all(pinned)
         assert more == 0
-
-
-@own_ones
-@settings(max_examples=settings().max_examples // 3)
-@given(
-    data=st.data(),
-    size=st.integers(2, 3),
-    policy=st.sampled_from(["round_robin", "heft"]),
-)
-def test_runs_over_nccl_equal_those_of_one_process(ranks, seed, data, size, policy):
-    size = size if seed is not None else 2
-    devices = [f"cpu:{rank}" for rank in range(size)] + [f"cuda:{n}" for n in range(size)]
-    graph = data.draw(graphs(devices))
-    assume(not any(task.random for task in graph.tasks))
-    order = None if seed is None else data.draw(st.integers(0, 10**6))
-    found = ranks.run(gpu_jobs.run_on_gpus, size, graph, policy, order, None, 1)
-    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
-    assert len(refused) in (0, size)
-    assert refused or found == [[]] * size
 
 
 @own_ones

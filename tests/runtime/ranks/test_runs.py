@@ -20,10 +20,7 @@ def test_runs_equal_the_serial_run(ranks, data, size, policy, streams):
     devices = tuple(f"cpu:{rank}" for rank in range(size))
     graph = data.draw(graphs(devices))
     outputs = data.draw(st.none() | st.sampled_from(devices))
-    found = ranks.run(jobs.run_drawn, size, graph, policy, streams, outputs)
-    refused = [wrong[:1] for wrong in found if wrong and wrong[0].startswith("refused")]
-    assert len(refused) in (0, size)
-    assert refused or found == [[]] * size
+    ranks.run_drawn(jobs.run_drawn, size, graph, policy, streams, outputs)
 
 
 def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
