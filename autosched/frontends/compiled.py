@@ -35,7 +35,7 @@ from autosched.frontends.every_rank import (
 from autosched.frontends.reachability import Reach
 from autosched.frontends.specializations import Specializations, name_of
 from autosched.frontends.unsupported import check_function
-from autosched.fusion import Compiler, check_one_process, compiler_of, fused_with_machine
+from autosched.fusion import Compiler, check_one_process, compiler_of, fused
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
 from autosched.runtime.in_flight.batches import results, unpacked
@@ -254,24 +254,23 @@ class Compiled:
         operators = captured_alike(name_of(self.fn), capture) if self._is_rank else capture()
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        costs: dict[str, Any] = (
-            {"examples": examples} if self.costs is None else {"costs": self.costs}
-        )
         place = self.options.get("place") if self.granularity != "op" else None
         graph = coarse(operators, self.granularity, place)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
             print(f"fusing {operators.name!r} begins at its second call: {why}", file=sys.stderr)
+        options = {**self.options, "costs": self.costs}
         if fuses:
-            options: dict[str, Any] = {**self.options, "costs": self.costs}
-            options["compiler"] = compiler_of(self.fuse)
-            graph, costs["machine"] = fused_with_machine(graph, examples=examples, **options)
+            made = fused(graph, examples=examples, compiler=compiler_of(self.fuse), **options)
+            return _Planned(made.graph, made.schedule, None)
+        if self.costs is None:
+            options["examples"] = examples
         if not self._has_ranks:
-            return _Planned(graph, schedule(graph, **{**self.options, **costs}), None)
+            return _Planned(graph, schedule(graph, **options), None)
         machine = self.options["machine"]
         twin, ends, asked = on_every_rank(graph, machine, self.options)
-        return _Planned(graph, schedule(twin, **{**self.options, **costs, **asked}), ends)
+        return _Planned(graph, schedule(twin, **{**options, **asked}), ends)
 
     @property
     def _has_ranks(self) -> bool:

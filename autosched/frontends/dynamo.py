@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -46,7 +47,7 @@ from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskEr
 from autosched.frontends.guards import Arguments
 from autosched.frontends.operators import Operators, common_device, storages
 from autosched.frontends.unsupported import reason_of
-from autosched.fusion import Compiler, compiler_of, fused_with_machine
+from autosched.fusion import Compiler, compiler_of, fused
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Origin
 from autosched.machine.machine import Machine
@@ -160,16 +161,18 @@ class TorchBackend:
         """Schedule a graph with its outputs on the devices of torch."""
         given = self._costs
         costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
-        machine = self.machine
-        if not machine.imagined if self._fuse is None else self._fuse:
-            outputs = {"outputs": graph.homes, **self._options}
-            outputs["compiler"] = None if self._fuse is None else compiler_of(self._fuse)
-            graph, machine = fused_with_machine(graph, machine, costs, examples=examples, **outputs)
-            costs = costs.restricted(graph)
-        backend = self._backend() if callable(self._backend) else self._backend
-        return schedule(
-            graph, machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
-        )
+        own = self._backend if callable(self._backend) else None
+        options = {
+            **self._options,
+            "outputs": graph.homes,
+            "backend": self._backend if own is None else None,
+        }
+        if not self.machine.imagined if self._fuse is None else self._fuse:
+            options["compiler"] = None if self._fuse is None else compiler_of(self._fuse)
+            made = fused(graph, self.machine, costs, examples=examples, **options).schedule
+        else:
+            made = schedule(graph, self.machine, costs=costs, **options)
+        return made if own is None else dataclasses.replace(made, backend=own())
 
 
 class _Runner:

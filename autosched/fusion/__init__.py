@@ -13,8 +13,8 @@ the planner. A fused graph is a graph: everything else treats a region as a merg
 
 from __future__ import annotations
 
-from autosched.fusion.fusing import check_one_process, fuse, fused_with_machine
+from autosched.fusion.fusing import check_one_process, fuse, fused
 from autosched.fusion.inductor import Frozen
 from autosched.fusion.region import Compiler, compiler_of
 
-__all__ = ["Compiler", "Frozen", "check_one_process", "compiler_of", "fuse", "fused_with_machine"]
+__all__ = ["Compiler", "Frozen", "check_one_process", "compiler_of", "fuse", "fused"]

@@ -57,7 +57,6 @@ from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
 
 F = TypeVar("F", bound=Graph | Schedule)
-G = TypeVar("G", bound=Graph)
 
 _LEAST_GAIN = 0.02  # of the predicted makespan, for which more than one candidate is compiled
 
@@ -115,11 +114,11 @@ def fuse(
         fusion = _Fusion(graph.graph, graph, None, examples, progress, compiler)
         return cast(F, _best(fusion).schedule)
     options |= {"policy": policy, "progress": progress, "compiler": compiler}
-    return fused_with_machine(graph, machine, costs, examples=examples, **options)[0]
+    return cast(F, fused(graph, machine, costs, examples=examples, **options).graph)
 
 
-def fused_with_machine(
-    graph: G,
+def fused(
+    graph: Graph,
     machine: Machine | None,
     costs: Costs | None,
     *,
@@ -128,19 +127,18 @@ def fused_with_machine(
     progress: bool | None = None,
     compiler: Compiler | None = None,
     **options: Any,
-) -> tuple[G, Machine]:
-    """Return the fused graph, and the machine with the number of CPU streams that it is for."""
+) -> Fused:
+    """Return the fused graph with its schedule: ``fuse`` has the options."""
     check_one_process(machine)
     given = getattr(graph, "examples", None) if examples is None else examples
     known = estimate(graph, given) if given else Estimate(Costs(), {})
     costs = known.costs if costs is None else costs
     plain = schedule(graph, machine, policy=policy, costs=costs, **options)
     search = policy, options.get("seconds"), options.get("seed", 0)
-    best = _best(_Fusion(graph, plain, search, given, progress, compiler, known.unknown))
-    return best.graph, best.schedule.machine
+    return _best(_Fusion(graph, plain, search, given, progress, compiler, known.unknown))
 
 
-def _best(fusion: _Fusion) -> _Fused:
+def _best(fusion: _Fusion) -> Fused:
     """Return the best fused graph with its schedule; without a compiler, warn the caller of ``fuse``."""
     why = fusion.unavailable()
     if not why:
@@ -167,8 +165,8 @@ class _Candidate(NamedTuple):
     threads: int
 
 
-class _Fused(NamedTuple):
-    """A fused graph and its schedule."""
+class Fused(NamedTuple):
+    """A fused graph and its schedule; on a CPU, for the best number of streams."""
 
     graph: Any
     schedule: Schedule
@@ -219,17 +217,17 @@ class _Fusion:
         missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
         return next(filter(None, missing), "")
 
-    def unfused(self, machine: Machine, why: str | None = None) -> _Fused:
+    def unfused(self, machine: Machine, why: str | None = None) -> Fused:
         """Return a copy of the graph without regions, for one reason or several."""
         copy = merged(self.graph, {})
         tasks = (task.name for task in self.graph.tasks if not task.view)
         copy.not_fused = self.reasons if why is None else dict.fromkeys(tasks, why)
-        return _Fused(copy, self._scheduled(copy, machine))
+        return Fused(copy, self._scheduled(copy, machine))
 
-    def best(self) -> _Fused:
+    def best(self) -> Fused:
         """Return the best fused graph, or one without regions."""
         # 2. Candidates
-        plain = [_Fused(self.graph, self.plain)]
+        plain = [Fused(self.graph, self.plain)]
         if self.is_measured:
             plain = list(map(self.unfused, _with_streams(self.machine)))
         planned = list(self._planned(plain))
@@ -267,7 +265,7 @@ class _Fusion:
         running = self.plain.backend, self.plain.check, self.plain.nvtx
         return planned(keeping(own, keepable(own)), *self.search, None, running)
 
-    def _planned(self, plain: Sequence[_Fused]) -> Iterator[tuple[_Candidate, _Fused]]:
+    def _planned(self, plain: Sequence[Fused]) -> Iterator[tuple[_Candidate, Fused]]:
         """Yield one region per device; and regions of streams, if there are several."""
         groups = by_device(self.graph, self.plain.placement, self._can_fuse)
         candidate = _Candidate(groups, plain[0].schedule.machine, _threads(1))
@@ -296,7 +294,7 @@ class _Fusion:
     def _seconds(self, task: Task, device: str) -> float:
         return self.costs.task_seconds(task, self.machine.device(device))
 
-    def _fused(self, candidate: _Candidate) -> _Fused | None:
+    def _fused(self, candidate: _Candidate) -> Fused | None:
         """Return a graph with these regions, and its plan; None if it has none of them."""
         if not candidate.groups:
             return None
@@ -314,7 +312,7 @@ class _Fusion:
         made = merged(self.graph, candidate.groups, make, bound)
         made.not_fused = self.reasons
         try:
-            fused = _Fused(made, self._scheduled(made, candidate.machine))
+            fused = Fused(made, self._scheduled(made, candidate.machine))
         except ScheduleError:  # regions may be too large for memory, or for a policy's order
             return None
         if tight := self._without_room(fused):
@@ -327,7 +325,7 @@ class _Fusion:
         groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
         return candidate._replace(groups=groups)
 
-    def _without_room(self, made: _Fused) -> dict[str, str]:
+    def _without_room(self, made: Fused) -> dict[str, str]:
         """Return the tasks of regions that memory has no room to compare, with the reason."""
         peak = made.schedule.peak_bytes
         found: dict[str, str] = {}
@@ -363,8 +361,8 @@ class _Fusion:
         )
 
     def _measured(
-        self, candidate: _Candidate, made: _Fused | None, done: Callable[[], None]
-    ) -> _Fused | None:
+        self, candidate: _Candidate, made: Fused | None, done: Callable[[], None]
+    ) -> Fused | None:
         """Return a fused graph with measured seconds for all tasks.
 
         Tasks whose regions cannot be compiled, or compute something else, are not fused.
@@ -393,9 +391,9 @@ class _Fusion:
             found = measure_costs(made.graph, one, self.examples, repeat=3)
         made.schedule.close()
         graph = with_seconds(made.graph, found.seconds)
-        return _Fused(graph, self._scheduled(graph, candidate.machine))
+        return Fused(graph, self._scheduled(graph, candidate.machine))
 
-    def _compile(self, made: _Fused, done: Callable[[], None]) -> None:
+    def _compile(self, made: Fused, done: Callable[[], None]) -> None:
         """Compile the regions of a graph, for arguments as they will be."""
 
         def call(task: Task, args: Any, kwargs: Any, device: torch.device) -> Any:
@@ -416,7 +414,7 @@ class _Fusion:
             self.reasons.update((task.name, region.failure or "") for task in tasks)
 
     @contextlib.contextmanager
-    def _shown(self, chosen: Sequence[tuple[_Candidate, _Fused]]) -> Iterator[Callable[[], None]]:
+    def _shown(self, chosen: Sequence[tuple[_Candidate, Fused]]) -> Iterator[Callable[[], None]]:
         """Yield a function that says on stderr that one more region is compiled."""
         sizes = [len(r.composite.tasks) for _, made in chosen for r in _regions(made.graph)]
         if self.progress not in (None, True):
