@@ -6,10 +6,8 @@ torch stores them in nodes while it traces, as far as hooks allow. Knows no grap
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +27,7 @@ from autosched._lib.tree import flatten
 from autosched.frontends.capture_lock import is_capturing
 from autosched.graph.effects import function_name
 from autosched.graph.marked import CAPTURE
+from autosched.graph.recorder import users_line
 from autosched.graph.task import Origin
 
 
@@ -164,16 +163,7 @@ class _Lines(TorchFunctionMode):
                 self.on_tensor(item)
         if is_metadata:
             return fn(*args, **(kwargs or {}))
-        frame = sys._getframe(1)
-        while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
-            frame = frame.f_back
-        where = frame.f_code.co_filename, frame.f_lineno
-        with annotate({"where": where, "grad_mode": torch.is_grad_enabled()}):
+        with annotate({"where": users_line(), "grad_mode": torch.is_grad_enabled()}):
             result = fn(*args, **(kwargs or {}))
         self.on_result(result)
         return result
-
-
-@functools.cache
-def _is_internal(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "autosched", "contextlib")

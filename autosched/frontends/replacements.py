@@ -162,10 +162,10 @@ def _fast_paths() -> Iterator[tuple[Any, str, Any]]:
     is_traced = activation._is_make_fx_tracing
 
     def has_torch_function(arguments: Any) -> bool:
-        return is_overridden(arguments) if is_captured() else has_override(arguments)
+        return is_overridden(arguments) if is_capturing() else has_override(arguments)
 
     def is_make_fx_tracing() -> bool:
-        return not is_captured() and bool(is_traced())  # type: ignore[no-untyped-call]
+        return not is_capturing() and bool(is_traced())  # type: ignore[no-untyped-call]
 
     yield torch.overrides, "has_torch_function", has_torch_function
     yield activation, "_is_make_fx_tracing", is_make_fx_tracing
@@ -177,12 +177,6 @@ _NOT_OVERRIDDEN = (
     Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
     torch._C._disabled_torch_function_impl,
 )
-
-
-def is_captured() -> bool:
-    """Whether this thread captures: each has its own stack of modes."""
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
 
 def is_overridden(arguments: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -607,7 +608,7 @@ class Recorder:
         return producer
 
     def _caller_origin(self) -> Origin:
-        where = _caller()
+        where = users_line()
         found = self._origins.get(where)
         if found is None:
             found = self._origins[where] = Origin(where)
@@ -695,13 +696,15 @@ def _not_an_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphErr
     )
 
 
-def _caller() -> tuple[str, int]:
+def users_line() -> tuple[str, int]:
     """Find the user's line: the nearest frame outside this package (but for the demo) and torch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        library = module.partition(".")[0] in ("autosched", "torch", "contextlib")
-        if not library or module == "autosched.demo":
-            break
+    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    inside = module.partition(".")[0] in ("autosched", "torch", "contextlib")
+    return inside and module != "autosched.demo"
