@@ -212,7 +212,7 @@ def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
     first: dict[int | tuple[int, ...], int] = {}
     for task in graph.tasks:
         for root in _bases(graph, task):
-            stored = graph.is_stored(root)
+            stored = root.producer is not None and graph.tasks[root.producer].reads_file
             if root.producer is not None and not stored:
                 yield root.producer, task.index
             if stored or graph.last_version(root.index):

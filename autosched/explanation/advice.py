@@ -245,7 +245,8 @@ def _kept_remedy(
         except AutoschedError:  # it does not fit there, or there is no link
             return math.inf
 
-    inputs, makespan = fewest(names, case.makespan, makespan_with, case.tries)
+    tries = 16 if len(case.graph) <= SMALL else 1
+    inputs, makespan = fewest(names, case.makespan, makespan_with, tries)
     if device is None and makespan < (1 - LEAST) * case.makespan:
         makespan = promised(kept(inputs))
     return Advice(kind, _kept_words(case, kind, inputs, homes), (), tuple(inputs), makespan)

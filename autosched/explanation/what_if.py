@@ -46,11 +46,6 @@ class Case(Plan):
         """The accelerators, or all devices that run tasks where there are none."""
         return self.machine.accelerators or self.machine.computing
 
-    @property
-    def tries(self) -> int:
-        """The number of programs that there is time to lower for one remedy."""
-        return 16 if len(self.graph) <= SMALL else 1
-
     @cached_property
     def used(self) -> tuple[str, ...]:
         """The workers with tasks of nonzero duration, in the machine's order."""

@@ -126,8 +126,8 @@ def compile(
         check_one_process(machine)
     if memory is not None:
         machine = (Machine.local() if machine is None else machine).limited(memory)
-    options |= {"machine": machine, "policy": policy}
-    compiled = Compiled(fn, maxsize, granularity, costs, fuse, options)
+    options |= {"machine": machine, "policy": policy, "costs": costs}
+    compiled = Compiled(fn, maxsize, granularity, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
 
 
@@ -142,7 +142,6 @@ class Compiled:
         fn: Callable[..., Any],
         maxsize: int,
         granularity: Granularity,
-        costs: Costs | None,
         fuse: bool | Compiler,
         options: Mapping[str, Any],
     ):
@@ -150,7 +149,6 @@ class Compiled:
         self.maxsize = maxsize
         self.fuse = fuse
         self.granularity = granularity
-        self.costs = costs
         self.options = options  # of schedule
         self._known = Specializations[_Planned](
             fn, [fn], lambda entry: entry.schedule.close(), maxsize
@@ -260,11 +258,11 @@ class Compiled:
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
             print(f"fusing {operators.name!r} begins at its second call: {why}", file=sys.stderr)
-        options = {**self.options, "costs": self.costs}
+        options = dict(self.options)
         if fuses:
             made = fused(graph, examples=examples, compiler=compiler_of(self.fuse), **options)
             return _Planned(made.graph, made.schedule, None)
-        if self.costs is None:
+        if options["costs"] is None:
             options["examples"] = examples
         if not self._has_ranks:
             return _Planned(graph, schedule(graph, **options), None)
@@ -299,8 +297,7 @@ class Compiled:
             self._submitted = None
 
     def __reduce__(self) -> Any:
-        options = dict(self.options)
-        return Compiled, (self.fn, self.maxsize, self.granularity, self.costs, self.fuse, options)
+        return Compiled, (self.fn, self.maxsize, self.granularity, self.fuse, dict(self.options))
 
     def __enter__(self) -> Compiled:
         return self
@@ -367,16 +364,16 @@ class CompiledModule(torch.nn.Module):
         """
         options = self._compiled.options
         backend = options.get("backend")
-        own = {"machine", "policy", "backend", "check"}
+        own = {"machine", "policy", "backend", "check", "costs"}
         others = {name for name, given in options.items() if given not in (None, False)} - own
         is_made = backend is not None and not isinstance(backend, str)
-        is_cluster = options["machine"] is not None and options["machine"].ranks
+        is_cluster = self._compiled._has_ranks
         if others or is_made or is_cluster or "backward" in Reach([self.fn]).mentioned:
             return None
         from autosched.frontends.dynamo import TorchBackend
 
         known = {name: options[name] for name in own & options.keys()}
-        made = TorchBackend(costs=self._compiled.costs, fuse=self._compiled.fuse, **known)
+        made = TorchBackend(fuse=self._compiled.fuse, **known)
         vars(self)["_backend"] = made
         # Its ``forward``: calling torch's wrapper would run hooks of all modules once more.
         wrapper: Any = torch.compile(self.fn, backend=made)

@@ -64,7 +64,7 @@ class _Kernels:
 
     def __init__(self, call: Callable[..., Sequence[torch.Tensor]], traced: Traced):
         self._call = call
-        self._traced = traced._replace(results=[])
+        self.traced = traced._replace(results=[])
         self._expected = [
             (each.stride(), each.untyped_storage().nbytes()) for each in traced.results
         ]
@@ -74,13 +74,8 @@ class _Kernels:
         self.mismatch: str | None = None
         self.compiler: Compiler | None = None
 
-    @property
-    def code(self) -> str:
-        """The operators."""
-        return self._traced.graph.code
-
     def __call__(self, *args: torch.Tensor) -> list[Any]:
-        args = _with_old(args, self._traced.old)
+        args = _with_old(args, self.traced.old)
         with _no_autocast():  # the casts are among the operators
             returned = self._call(*args)
         made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
@@ -88,7 +83,7 @@ class _Kernels:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
             made[i] = _copy(made[i], self._expected[i][0])
-        for i, kind in self._traced.numbers.items():
+        for i, kind in self.traced.numbers.items():
             made[i] = kind(made[i].item())
         return made
 
@@ -393,7 +388,7 @@ class Region:
             _faulty.append(kernels)
             self.give_up(kernels.mismatch, differs=True)
             warnings.warn(f"{self.failure}. {_ADVICE}", RuntimeWarning, stacklevel=3)
-            LOG.info("the region whose kernels differ:\n%s", kernels.code)
+            LOG.info("the region whose kernels differ:\n%s", kernels.traced.graph.code)
             return self.composite(*args)
         for i in written:
             given[i].copy_(copies[i])

@@ -177,10 +177,6 @@ class Graph(Recorder):
         for use in task.reads:
             yield use if self.touched(task, use.value) is None else Use(use.value, 0)
 
-    def is_stored(self, value: Value) -> bool:
-        """Whether a task reads this value from a file."""
-        return value.producer is not None and self.tasks[value.producer].reads_file
-
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output; others are dropped."""
         return value in self.storages.used
