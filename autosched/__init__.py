@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched import viz as viz
 from autosched.bounds import bounds
-from autosched.coarsening.grouping import merge
+from autosched.coarsening.merging import merge
 from autosched.comparison.compare import Comparison, compare
 from autosched.costs.costs import Costs, Replay, Work
 from autosched.errors import (

@@ -4,7 +4,6 @@
     slots       the values of a program, which get variables; each instruction as lines
     threads     functions of threads, with the instruction that each line belongs to
     composite   merged tasks, which are functions of their parts
-    names       identifiers for the names that users chose
     functions   how a line refers to a function: import, parameter; or bound to a name
 
 ``generate`` writes source that people read, keep and run without this package. One class writes the
@@ -30,8 +29,7 @@ from typing import Any
 from autosched._lib.allowed import is_storage
 from autosched._lib.text import count, duration
 from autosched.codegen.calls import Statements, call_of, is_region, region_text
-from autosched.codegen.functions import Functions, quoted
-from autosched.codegen.names import Names, identifier
+from autosched.codegen.functions import Functions, Names, identifier, quoted
 from autosched.codegen.slots import Slots, Writer
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph.files import StoredTensor

@@ -17,8 +17,15 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autosched._lib.tree import flatten, of_its_kind
-from autosched.codegen.functions import Bound, Functions, literal, quoted, torch_path
-from autosched.codegen.names import Names, identifier
+from autosched.codegen.functions import (
+    Bound,
+    Functions,
+    Names,
+    identifier,
+    literal,
+    quoted,
+    torch_path,
+)
 from autosched.graph.task import Here, Merged, Task
 from autosched.graph.value import Attribute, InPlace, Method, On, Value
 

@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 
 from autosched.coarsening.folding import Folding
-from autosched.coarsening.grouping import label_of, named
+from autosched.coarsening.merging import label_of, named
 from autosched.fusion.rewriting import READ_NUMBER, takes_number
 from autosched.fusion.tracing import TAGS
 from autosched.graph.graph import HOST, Graph
