@@ -217,7 +217,7 @@ def by_stream(
     ``members`` are the tasks that stand for a task in its group. ``seconds`` are those of a task on
     a device: a group that is shorter than a wait goes on after one. A task that reads nothing, and
     that no task needs, joins the group of the task before it: batch norm has such tasks in
-    evaluation mode.
+    evaluation mode. What is repeated to save memory is not in the graph, and in no group.
     """
     number: dict[Stream, int] = dict.fromkeys(program.streams, 0)
     worked: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)

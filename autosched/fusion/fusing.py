@@ -111,7 +111,8 @@ def fuse(
     ['add+1']
     """
     if isinstance(graph, Schedule):
-        fusion = _Fusion(graph.graph, graph, None, examples, progress, compiler)
+        own = graph.problem.original or graph.problem
+        fusion = _Fusion(own.graph, graph, None, examples, progress, compiler)
         return cast(F, _best(fusion).schedule)
     options |= {"policy": policy, "progress": progress, "compiler": compiler}
     return cast(F, fused(graph, machine, costs, examples=examples, **options).graph)

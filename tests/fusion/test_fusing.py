@@ -193,6 +193,24 @@ def test_regions_need_room_for_copies_of_what_they_write_and_return(compiled: An
     assert {*tight.not_fused.values()} == {why}
 
 
+def test_plans_that_repeat_tasks_to_save_memory_are_fused(compiled: Any) -> None:
+    model = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(32, 32), nn.GELU())))
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+
+    graph = asc.capture(step, x := torch.rand(4096, 32))
+    machine = asc.Machine.emulated(gpus=1)
+    peak = asc.schedule(graph, machine, examples=graph.examples, policy="single").peak_bytes
+    machine = asc.Machine.emulated(gpus=1, nbytes=0.5 * max(peak.values()))
+    plain = asc.schedule(graph, machine, examples=graph.examples)
+    assert plain.recomputed
+    with asc.fuse(plain) as fused:
+        assert regions(fused.graph)
+        assert all(map(torch.equal, fused(x).values(), step(x)))
+    assert regions(asc.fuse(graph, machine))
+
+
 # ---- on a real machine
 
 
