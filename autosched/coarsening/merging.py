@@ -17,8 +17,8 @@ from autosched._lib.topological import topological_order
 from autosched.coarsening.folding import Folding
 from autosched.codegen.composite import Composite
 from autosched.errors import GraphError
-from autosched.graph.copying import Copying
 from autosched.graph.graph import Graph
+from autosched.graph.including import Copying
 from autosched.graph.task import Origin, Seconds, Task
 from autosched.placement import Placement
 

@@ -38,8 +38,8 @@ from autosched.fusion.candidates import (
 )
 from autosched.fusion.inductor import unavailable
 from autosched.fusion.region import Compiler, Region
-from autosched.graph.copying import with_seconds
 from autosched.graph.graph import Graph
+from autosched.graph.including import with_seconds
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
 from autosched.lowering.resident_state import keepable, keeping

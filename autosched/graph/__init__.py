@@ -8,8 +8,7 @@ files        tensors in files
 storages     versions of values, and values that share a storage
 regions      which elements of a storage a view covers
 effects      which arguments torch functions write, alias or draw random numbers for
-including    one graph inserted into another
-copying      a graph copied task by task
+including    one graph inserted into another, or copied task by task
 constraints  devices of tasks and inputs by patterns of names; what is kept together
 marked       ``@asc.task``: functions that are captured as one task
 flow         producers and consumers as arrays

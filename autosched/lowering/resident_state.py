@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autosched.graph.copying import Copying
 from autosched.graph.effects import counts_in_memory
 from autosched.graph.graph import Graph, Task, Value
+from autosched.graph.including import Copying
 from autosched.placement import Placement
 from autosched.problem import Problem
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError
-from autosched.graph.copying import Copying
 from autosched.graph.effects import effects_of
 from autosched.graph.graph import Graph, Task
+from autosched.graph.including import Copying
 from autosched.graph.recorder import Generator
 
 AGAIN = ".again"
