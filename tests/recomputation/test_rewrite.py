@@ -98,3 +98,15 @@ def test_what_would_have_other_results_is_not_repeated() -> None:
         rewritten(graph, ["before", *(name for name in names if name != "before")])
     with pytest.raises(asc.ScheduleError, match="the order has 5 tasks, the graph has 6"):
         rewritten(graph, names[1:])
+
+
+def test_what_may_be_a_view_or_a_copy_is_not_repeated_after_a_write() -> None:
+    graph = asc.Graph()
+    made = graph.add(torch.sin, graph.input("x"), name="sin")
+    copied = made.t().reshape(-1)
+    made.mul_(2)
+    graph.output(y=copied.cos())
+    assert [last_repeats(graph, graph.tasks)[i] for i in (0, 2)] == [-1, -1]  # sin, reshape
+    torch.manual_seed(0)
+    x = torch.rand(3, 3)
+    assert torch.equal(graph.run_serial(x=x)["y"], x.sin().t().reshape(-1).cos())
