@@ -733,6 +733,11 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
         saved.machine.device(device)
     saved.costs.check(problem.graph)
     problem = problem.constrained(inputs=inputs)
+    if (original := problem.original) is not None:  # its bounds are those of the same inputs
+        known = original.graph.names
+        kept = tuple(name for name in problem.constraints.resident if name in known)
+        homes = {name: device for name, device in inputs.items() if name in known}
+        problem = replace(problem, original=original.constrained(inputs=homes, resident=kept))
     check_placement(saved.placement, problem)
     made = Schedule(problem, saved.placement, saved.program, saved.backend, saved.check)
     made.verify()

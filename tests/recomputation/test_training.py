@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.frontends import capture
+from autosched.scheduling.saved import from_text
+from autosched.scheduling.schedule import joined
 from autosched.simulated_gpus import playing
 
 Job = tuple[nn.Module, Callable[..., Tensor], Tensor, Tensor]
@@ -41,7 +43,7 @@ def perceptron() -> tuple[nn.Module, Tensor]:
 
 
 def transformer() -> tuple[nn.Module, Tensor]:
-    blocks = (Block(16) for _ in range(2))
+    blocks = [Block(16)]
     model = nn.Sequential(nn.Embedding(20, 16), *blocks, nn.Linear(16, 10), nn.Flatten(0, 1))
     return model, torch.randint(20, (16, 32))
 
@@ -102,6 +104,9 @@ def test_steps_with_half_the_memory_equal_eager_ones(make: Any) -> None:
     assert made.peak_bytes["cuda:0"] <= half(free, "cuda:0")
     assert made.recomputed
     assert not free.recomputed
+    loaded = joined(from_text(made.text), graph)
+    assert (loaded.recomputed, loaded.lower_bound) == (made.recomputed, made.lower_bound)
+    assert made.lower_bound == free.lower_bound
     found = trained(model, lambda x, y: graph.finish(made(x, y)), x, y)
     assert all(map(torch.equal, found, expected))
 
