@@ -112,10 +112,11 @@ def layers(quick: bool, limit: float, seconds: float) -> str:
         took = time.perf_counter() - began
         (longer,) = curve(steps, [room], seconds=seconds)
         begun = solved(steps, room, limit, longer.order if longer else ())
+        found = f"+{begun.seconds / once - 1:.2%}" if begun.seconds < math.inf else "none"
         rows.append(
             (
                 f"{count}, seed {seed}", f"{part:.0%}", percent(plan, once), f"{took:.1f} s",
-                percent(longer, once), f"+{begun.seconds / once - 1:.2%}", f"+{begun.bound / once - 1:.2%}",
+                percent(longer, once), found, f"+{begun.bound / once - 1:.2%}",
             )
         )  # fmt: skip
     head = ("steps", "memory", "planned", "time to plan", f"in {seconds:.0f} s")

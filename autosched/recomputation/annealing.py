@@ -25,6 +25,7 @@ _MOVES = 400  # for each step, at most
 _PRIME = 2147483647
 _RISE = 1.01  # of the price of memory, in a move
 _TURNS = 4
+_PRICES = (1.0, 0.03, 0.001)  # at which it is decided what is repeated, or kept longer
 _TOGETHER = 16  # steps that are repeated in one move, at most
 
 
@@ -199,12 +200,13 @@ def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> f
             draw = float(below(w, 1000)) if is_random else 1.0
             if not is_steep and draw <= best_rate:
                 continue
-            count, added, took = gathered(t, w, i, slot, step, price)
-            rate = draw * ((saved - added) / (took + 1e-12) if is_steep else 1.0)
-            if saved > added and rate > best_rate:
-                best, best_slot, best_rate = count, slot, rate
-                for j in range(count):
-                    w.chosen[j] = w.listed[j]
+            for cheaper in _PRICES:
+                count, added, took = gathered(t, w, i, slot, step, price * cheaper)
+                rate = draw * ((saved - added) / (took + 1e-12) if is_steep else 1.0)
+                if saved > added and rate > best_rate:
+                    best, best_slot, best_rate = count, slot, rate
+                    for j in range(count):
+                        w.chosen[j] = w.listed[j]
         if i < length:
             w.made[w.step[i]] = i
             w.used[i] = i
@@ -215,15 +217,26 @@ def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> f
 
 
 @kernel
-def greedy(t: _Tables, w: _State, room: float, price: float) -> float:
-    """Drop what saves most bytes per second until the rest fits; return the excess that is left."""
-    excess = measured(t, w, room)
+def greedy(t: _Tables, w: _State, room: float, price: float) -> None:
+    """Drop what saves most bytes per second until the rest fits, or nothing more can be dropped."""
     length = 0
-    while excess > 0 and length < w.counts[0]:
+    while measured(t, w, room) > 0 and length < w.counts[0]:
         length = w.counts[0]
         drop(t, w, room, price, False)
-        excess = measured(t, w, room)
-    return excess
+
+
+@kernel
+def prune(t: _Tables, w: _State, room: float, least: float) -> None:
+    """Take away repetitions of at least so many seconds that are not needed, if all fits."""
+    at = w.counts[0] - 1 if measured(t, w, room) <= 0 else -1
+    while at >= 0:
+        slot = w.slot[at]
+        step = w.step[at]
+        if slot > step and t.seconds[step] >= least:
+            remove(w, at)
+            if measured(t, w, room) > 0:
+                inserted(w, slot, step)
+        at -= 1
 
 
 @kernel
@@ -255,14 +268,18 @@ def remember(w: _State) -> None:
 @kernel
 def anneal(
     t: _Tables, w: _State, room: float, moves: int, hot: float, cold: float, price: float
-) -> float:
+) -> tuple[float, float]:
     """Anneal an order for a number of moves; return the seconds of the best within ``room``.
 
-    What does not fit at first is dropped greedily.
-    ``price`` is what a byte above ``room`` during a run counts, in seconds.
+    What does not fit at first is dropped greedily; what that makes superfluous is not repeated.
+    ``price`` is what a byte above ``room`` during a run counts, in seconds; that of the end is
+    returned, too.
     """
     plain = len(t.last)
-    excess = greedy(t, w, room, price)
+    greedy(t, w, room, price)
+    prune(t, w, room, hot)
+    prune(t, w, room, 0.0)
+    excess = measured(t, w, room)
     seconds = 0.0
     for i in range(w.counts[0]):
         seconds += t.seconds[w.step[i]]
@@ -305,7 +322,7 @@ def anneal(
                 w.step[i] = w.old_step[i]
             is_old = True
         price *= _RISE if excess > 0 else 1 / _RISE
-    return best
+    return best, price
 
 
 class Search:
@@ -348,6 +365,7 @@ class Search:
         mean = math.fsum(step.seconds for step in self.steps) / self.count or 1e-9
         until = perf_counter() + (seconds or 0.0)
         least, found = math.inf, None
+        price = mean / room
         for turn in count():
             if turn and perf_counter() > until if seconds is not None else turn >= _TURNS:
                 break
@@ -357,14 +375,14 @@ class Search:
                 self._set(sorted({*plain, *self.start}))
             elif found:
                 self._set(found)
-            took = self.how(anneal)(
+            took, price = self.how(anneal)(
                 self.tables,
                 w,
                 room,
                 self.moves // _TURNS,
                 mean * 0.5 ** (turn % _TURNS),
                 mean * 0.01,
-                mean / room,
+                price,
             )
             if took < least:
                 least = took

@@ -150,6 +150,12 @@ def test_plans_of_more_steps_keep_the_law(steps, part):
         check(steps, plan, limit)
 
 
+def test_what_only_a_repetition_reads_is_kept_for_it():
+    steps = [Step(10, 1, (), 4), Step(1, 5, (0,), 4), Step(1, 5, (), 4), Step(1, 1, (2,), 4)]
+    plan = recomputed([*steps, Step(1, 1, (1, 3))], 8)
+    assert plan.order == (0, 1, 2, 3, 1, 4)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_compiled_or_not_the_order_is_the_same(monkeypatch, seed):
     steps = chain(12)
