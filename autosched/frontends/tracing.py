@@ -128,6 +128,22 @@ def _without_shapes(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
+@contextlib.contextmanager
+def _caching_casts(caches: bool) -> Iterator[None]:
+    """Let autocast cast a weight once, as it does eagerly and ``make_fx`` switches off.
+
+    Gradients of several uses of a weight are then added in half precision. What is cached of fake
+    tensors is removed, and what the caller's region has cached with it.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(caches)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
+
+
 class _Tracer:
     """Runs a function on fake tensors."""
 
@@ -182,8 +198,11 @@ class _Tracer:
         self.found = found = Trace(settings=Settings(self.varying))
         settings = values_of(self.state, self.varying)
 
+        caches = torch.is_autocast_cache_enabled()
+
         def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return self._step(fakes)  # ``make_fx`` does not accept a method
+            with _caching_casts(caches):
+                return self._step(fakes)  # ``make_fx`` does not accept a method
 
         with (
             quiet(),

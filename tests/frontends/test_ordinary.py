@@ -67,6 +67,25 @@ def under_autocast(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).float().square().mean()
 
 
+def twice_under_autocast(model: nn.Module, x: Tensor) -> Tensor:
+    """A loss that uses weights several times; autocast casts them once, and adds gradients in half."""
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(model(x))
+        with torch.autocast("cpu", enabled=False):
+            y = model(y.float())
+    return y.square().mean()
+
+
+def casting_each_time(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        return model(model(x)).float().square().mean()
+
+
+def checkpointed_under_autocast(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return checkpointed(model, model(model(x))).float()
+
+
 def against_itself(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         target = model(x)
@@ -86,6 +105,9 @@ STEPS["plain"] = stepper
 STEPS["double backward"] = trained(penalised)
 STEPS["custom function"] = trained(lambda model, x: Cubed.apply(model(x)).mean())
 STEPS["autocast"] = trained(under_autocast)
+STEPS["autocast twice"] = trained(twice_under_autocast)
+STEPS["autocast without cache"] = trained(casting_each_time)
+STEPS["autocast and checkpoint"] = trained(checkpointed_under_autocast)
 STEPS["no_grad"] = trained(against_itself)
 STEPS["checkpoint"] = trained(checkpointed)
 STEPS["masks of data"] = trained(chosen)
