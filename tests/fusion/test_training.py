@@ -284,6 +284,30 @@ def test_fused_steps_of_all_optimizers_are_eager_ones(
     assert failed == {}
 
 
+# ---- without fusion
+
+
+def assert_equal_eager(made: Combination) -> None:
+    """Raise an AssertionError if captured steps are not, bit for bit, eager ones."""
+    machine = asc.Machine.emulated(gpus=1)
+    expected = trained(made, eager)
+    found = trained(made, lambda trainer: asc.compile(trainer.step, machine, backend="host"))
+    far = {name: error for name, error in deviations(found, expected).items() if error}
+    assert not far, str(made)
+
+
+def test_captured_steps_are_eager_ones() -> None:
+    assert_equal_eager(Combination("NAdam", "gru", "bfloat16"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", optimizers())
+def test_captured_steps_of_all_optimizers_are_eager_ones(optimizer: str) -> None:
+    for made in covering():
+        if made.optimizer == optimizer:
+            assert_equal_eager(made)
+
+
 # ---- what cannot be captured
 
 
