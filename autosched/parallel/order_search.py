@@ -26,6 +26,7 @@ _LOOKS = 20  # for a gap
 _PRIME = 2147483647
 # Moves: as many as take a second or a few.
 _LEAST_MOVES, _MOST_MOVES, _WORK = 3_000, 1_000_000, 1.2e8
+_LARGE = 12_000  # actions; to make an order of more takes seconds, so it gets fewer moves
 
 
 class Tables(NamedTuple):
@@ -219,7 +220,8 @@ def improved(order: Order, memory: float) -> Order:
     if order.bubble() <= 0.0 or not any(map(any, order.table)):
         return order
     places, chunks = order.devices, order.chunks
-    moves = int(max(_LEAST_MOVES, min(_MOST_MOVES, _WORK / sum(map(len, order.rows)))))
+    count = sum(map(len, order.rows))
+    moves = int(max(_LEAST_MOVES, min(_MOST_MOVES, _WORK / count * min(1.0, _LARGE / count))))
     stages, devices = len(places), len(order.rows)
     numbers = [
         (KINDS.index(action.kind) * stages + action.stage) * chunks + action.chunk
