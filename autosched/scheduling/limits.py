@@ -12,7 +12,7 @@ from autosched.lowering.resident_state import keeping
 from autosched.placement import Placement
 from autosched.problem import Problem, least_bytes
 from autosched.scheduling.plans import best_plan
-from autosched.simulation.footprint import footprint
+from autosched.simulation.footprint import peaks
 from autosched.simulation.plan import Plan
 
 _TRIES = 4  # to halve the gap between a limit that is too low and one that suffices
@@ -43,9 +43,9 @@ def refusal(problem: Problem, error: MemoryLimitError, make: Callable[[Problem],
     ``make`` returns a plan. Limits are raised on the devices where one without limits exceeds them.
     """
     free = make(_with_memory(problem, math.inf))
-    peaks = {name: max(course) for name, course in footprint(free.program, free.problem).items()}
     limits = {device.name: device.nbytes for device in problem.machine.devices}
-    short = {name: peak for name, peak in peaks.items() if peak > limits[name]}
+    needed = peaks(free.program, free.problem)
+    short = {name: peak for name, peak in needed.items() if peak > limits[name]}
     if not short:
         return str(error)
     least = least_bytes(_with_memory(problem, math.inf), short)
