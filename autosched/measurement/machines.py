@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from autosched.errors import MachineError
@@ -73,12 +74,29 @@ def measure_machine(
 
 
 def _measured(device: Device) -> Device:
-    """Return an accelerator with its times of issuing; a CPU unchanged."""
+    """Return an accelerator with its times to issue an operator, and a record or a wait."""
     where = torch_device(device)
     if where.type == "cpu":
         return device
-    issue, event = issuing_seconds(where)
-    return replace(device, issue_seconds=issue, event_seconds=event)
+    watch = EventWatch(where)
+    x = torch.zeros(1, device=where)
+    event = torch.Event(where)
+    operator: Call = partial(torch.neg, x)
+    both: list[Call] = [
+        partial(event.record, watch.stream),
+        partial(watch.stream.wait_event, event),
+    ]
+    issue, events = (_least(watch, calls) for calls in ([operator] * 2, both))
+    return replace(device, issue_seconds=issue, event_seconds=events)
+
+
+def _least(watch: EventWatch, calls: Sequence[Call]) -> float:
+    """Return the least seconds to issue a call of those that are made in turn."""
+    found = []
+    for _ in range(_REPEAT):
+        found.append(watch.time([*calls] * (_CALLS // len(calls)))[0].issued)
+        synchronize(watch.device)
+    return min(found)
 
 
 # ---- links
@@ -143,7 +161,7 @@ def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float,
     sizes = directions[0].seconds
     slower = {size: max(found.seconds[size] for found in directions) for size in sizes}
     line = fitted(slower)
-    if line is not None and is_possible(line):
+    if line and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY:
         return line
     what = "no rate" if line is None else f"{line[0]:.3g} bytes per second after {line[1]:.3g} s"
     ends = f"{link.source!r} and {link.destination!r}"
@@ -151,15 +169,6 @@ def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float,
         f"copies between {ends} show {what}, which no link has; it stays as it was", stacklevel=4
     )
     return None
-
-
-def is_possible(line: Sequence[float] | None) -> bool:
-    """Whether a link can have these bytes per second and this latency.
-
-    >>> is_possible((1e9, 1e-5)), is_possible((1e20, 0.0)), is_possible(None)
-    (True, False, False)
-    """
-    return line is not None and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY
 
 
 def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
@@ -171,22 +180,16 @@ def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
     >>> [round(number, 3) for number in fitted({1: 1.5, 3: 2.5})], fitted({1: 9.0, 3: 9.0})
     ([2.0, 1.0], None)
     """
-    sizes = sorted(seconds)
-    if len(sizes) < 2 or not all(0 < seconds[size] < float("inf") for size in sizes):
+    sizes = np.array(sorted(seconds), float)
+    taken = np.array([seconds[size] for size in sorted(seconds)])
+    if len(sizes) < 2 or not ((taken > 0) & (taken < np.inf)).all():
         return None
-    least = [min(seconds[larger] for larger in sizes[i:]) for i in range(len(sizes))]
-    points = [(1 / taken**2, size, taken) for size, taken in zip(sizes, least, strict=True)]
-    weight = sum(w for w, _, _ in points)
-    middle = sum(w * size for w, size, _ in points) / weight
-    mean = sum(w * taken for w, _, taken in points) / weight
-    slope = sum(w * (size - middle) * (taken - mean) for w, size, taken in points)
-    slope /= sum(w * (size - middle) ** 2 for w, size, _ in points)
-    latency = mean - slope * middle
+    least = np.minimum.accumulate(taken[::-1])[::-1]
+    slope, latency = np.polyfit(sizes, least, 1, w=1 / least)
     if latency < 0:  # then the line through the origin
-        slope = sum(w * size * taken for w, size, taken in points)
-        slope /= sum(w * size**2 for w, size, _ in points)
-        latency = 0.0
-    return (1 / slope, latency) if slope > 0 else None
+        relative = sizes / least
+        slope, latency = relative.sum() / (relative @ relative), 0.0
+    return (float(1 / slope), float(latency)) if slope > 0 else None
 
 
 def _copies(
@@ -218,30 +221,6 @@ def _by_events(
     readings = [watch.time([copy], 2 * issued)[0] for _ in range(repeat)]
     counted = [reading for reading in readings if reading.clean] or readings
     return statistics.median(reading.seconds for reading in counted)
-
-
-# ---- issuing
-
-
-def issuing_seconds(device: torch.device) -> tuple[float, float]:
-    """Return the seconds to issue an operator, and to issue a record or a wait."""
-    watch = EventWatch(device)
-    x = torch.zeros(1, device=device)
-    event = torch.Event(device)
-    operator = [partial(torch.neg, x)] * _CALLS
-    both: list[Call] = [
-        partial(event.record, watch.stream),
-        partial(watch.stream.wait_event, event),
-    ]
-    return _least(watch, operator), _least(watch, both * (_CALLS // 2))
-
-
-def _least(watch: EventWatch, calls: Sequence[Call]) -> float:
-    found = []
-    for _ in range(_REPEAT):
-        found.append(watch.time(calls)[0].issued)
-        synchronize(watch.device)
-    return min(found)
 
 
 # ---- storage

@@ -84,8 +84,8 @@ def measure_costs(
     inputs = inputs or {}
     known = mark_pageable(Costs.estimate(graph, inputs), graph, machine, inputs)
     make = partial(Bench, graph, machine, inputs, known, repeat=repeat)
-    benches = list(map(make, _device_groups(machine)))
-    streams = ((bench.devices, _threads_of_stream(bench.devices)) for bench in benches)
+    benches = [make(devices) for devices in _device_groups(machine)]
+    streams = [(bench.devices, _threads_of_stream(bench.devices)) for bench in benches]
     divided = [make(devices, threads=threads) for devices, threads in streams if threads]
     every = [*benches, *divided]
     with preserved_random_state(machine):
@@ -96,12 +96,9 @@ def measure_costs(
         slower = {bench.devices: bench.accepted_readings() for bench in divided}
     for complaint in (complaint for bench in every for complaint in bench.complaints):
         warnings.warn(complaint, stacklevel=3)
-    tables = _tables(graph, machine, known, _seconds(readings, replay))
-    measured = replace(
-        known.override(tables, benches[0].nbytes),
-        issue={} if replay else _issue(readings),
-        shares=_shares(readings, slower),
-    )
+    seconds, issue = _tables(graph, machine, known, readings, replay)
+    measured = known.override(seconds, benches[0].nbytes)
+    measured = replace(measured, issue=issue, shares=_shares(readings, slower))
     measured.check(graph)
     return measured
 
@@ -118,29 +115,34 @@ def run_on_models(
             Bench(graph, machine, inputs, known, devices, 1).run(call)
 
 
-def _seconds(readings: _Measured, replay: bool) -> dict[tuple[Device, ...], dict[str, float]]:
-    """Return the seconds of each measured task.
+def _tables(
+    graph: Graph, machine: Machine, known: Costs, readings: _Measured, replay: bool
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the seconds of each measured task, by device if there are accelerators; and to issue it.
 
-    If the machine knows no time of issuing, a task takes as long as it takes to launch, at least.
+    Devices without a measurement keep the known seconds, and a task that cannot run on a device
+    still cannot. If the machine knows no time of issuing, a task takes as long as it takes to
+    launch, at least.
     """
-    taken = {}
-    for devices, found in readings.items():
-        alone = replay or devices[0].has_issuing
-        taken[devices] = {
-            name: reading.seconds if alone else max(reading.seconds, reading.issued)
-            for name, reading in found.items()
-        }
-    return taken
-
-
-def _issue(readings: _Measured) -> dict[str, float]:
-    """Return the seconds to issue each task, where the machine knows times of issuing."""
-    return {
-        name: reading.issued
-        for devices, found in readings.items()
-        if devices[0].has_issuing
-        for name, reading in found.items()
-    }
+    seconds: dict[str, Any] = {}
+    issue: dict[str, float] = {}
+    for task in graph.tasks:
+        table: dict[str, float] = {}
+        for devices, found in readings.items():
+            if (reading := found.get(task.name)) is None:
+                continue
+            taken = reading.seconds
+            if not replay and devices[0].has_issuing:
+                issue[task.name] = reading.issued
+            elif not replay:
+                taken = max(taken, reading.issued)
+            table |= dict.fromkeys((device.name for device in devices), taken)
+        if table and machine.accelerators:
+            every = {device.name: known.task_seconds(task, device) for device in machine.devices}
+            seconds[task.name] = every | {d: t for d, t in table.items() if every[d] < math.inf}
+        elif table:
+            seconds[task.name] = table[machine.computing[0]]
+    return seconds, issue
 
 
 def _threads_of_stream(devices: Sequence[Device]) -> int:
@@ -184,35 +186,6 @@ def _device_groups(machine: Machine) -> list[tuple[Device, ...]]:
     for device in computing:
         groups.setdefault(f"{device.kind} {model_name(torch_device(device))}", []).append(device)
     return [tuple(devices) for devices in groups.values()]
-
-
-def _tables(
-    graph: Graph,
-    machine: Machine,
-    known: Costs,
-    seconds: Mapping[tuple[Device, ...], Mapping[str, float]],
-) -> dict[str, Any]:
-    """Return the seconds of each measured task, by device if there are accelerators.
-
-    Devices without a measurement keep the known seconds, and a task that cannot run on a device
-    still cannot.
-    """
-    found: dict[str, Any] = {}
-    for task in graph.tasks:
-        table = {
-            device.name: times[task.name]
-            for group, times in seconds.items()
-            if task.name in times
-            for device in group
-        }
-        if table and not machine.accelerators:
-            found[task.name] = table[machine.computing[0]]
-        elif table:
-            every = {device.name: known.task_seconds(task, device) for device in machine.devices}
-            found[task.name] = every | {
-                name: taken for name, taken in table.items() if every[name] < math.inf
-            }
-    return found
 
 
 # Seconds that a reading of an accelerator's clock should span, which ticks every half microsecond.
@@ -344,21 +317,21 @@ class Bench:
 
         An impossible reading is taken again; if it still is impossible, it is reported and left out.
         """
-        odd = [(key, each) for key, each in self.readings.items() if self._objection(each)]
-        for signature, before in odd:
+        odd = [key for key, each in self.readings.items() if self._objection(each)]
+        for signature in odd:
+            before = self.readings[signature]
             self.readings[signature] = Readings(before.task, before.issue)
         for number in range(self.repeat if odd else 0):
             if not self.is_done(number + 1):
                 self.run()
-        found = {}
-        for signature, measured in self.readings.items():
-            reading = measured.median()
-            if why := self._objection(measured):
-                self.complaints.append(f"{why}; it is left as estimated")
-            elif reading is not None:
-                found[signature] = reading
-        tasks = self.signature.items()
-        return {name: found[signature] for name, signature in tasks if signature in found}
+        why = {signature: self._objection(each) for signature, each in self.readings.items()}
+        self.complaints += [f"{what}; it is left as estimated" for what in why.values() if what]
+        medians = {name: self.readings[key].median() for name, key in self.signature.items()}
+        return {
+            name: reading
+            for name, reading in medians.items()
+            if reading is not None and not why[self.signature[name]]
+        }
 
     def _objection(self, measured: Readings) -> str | None:
         """Return why a reading is impossible, if it is."""
@@ -407,21 +380,18 @@ def least_work(task: Task, costs: Costs) -> Work | None:
     """Return the work that a task does at least: kernels of a region keep what stays inside it."""
     work = work_of(task, costs)
     is_region = task.composite is not None and task.fn is not task.composite
-    return work and (Work(work.flops, 0) if is_region else work)
+    return Work(work.flops, 0) if is_region and work else work
 
 
 def work_of(task: Task, costs: Costs) -> Work | None:
     """Return the work of a task and its parts; None if unknown."""
     if not task.parts:
         return Work(0, 0, 0) if task.view else costs.work.get(task.name)
-    total = Work(0, 0, 0)
-    for part in task.parts:
-        work = work_of(part, costs)
-        if work is None:
-            return None
-        launches = total.launches + work.launches
-        total = Work(total.flops + work.flops, total.nbytes + work.nbytes, launches)
-    return total
+    parts = [work_of(part, costs) for part in task.parts]
+    known = [part for part in parts if part is not None]
+    flops, nbytes = sum(part.flops for part in known), sum(part.nbytes for part in known)
+    total = Work(flops, nbytes, sum(part.launches for part in known))
+    return total if len(known) == len(parts) else None
 
 
 Place = Callable[[Task], torch.device]
@@ -444,7 +414,8 @@ def run_serially(
     """
     data = graph.bind(inputs)
     given = set(data)
-    last = _last_uses(graph)
+    used = [[*_arguments(task), *(use.value for use in task.outputs)] for task in graph.tasks]
+    last = {value: index for index, values in enumerate(used) for value in values}
     nbytes: dict[str, float] = {}
     with no_grad():
         for task in graph.tasks:
@@ -457,8 +428,9 @@ def run_serially(
             data.update(results)
             for value, made in results.items():
                 _add_nbytes(graph.values[value], made, nbytes)
-            for value in last.get(task.index, ()):
-                data.pop(value, None)
+            for value in used[task.index]:
+                if last[value] == task.index:
+                    data.pop(value, None)
     return nbytes
 
 
@@ -500,18 +472,6 @@ def _copied(leaf: Any, device: torch.device) -> Any:
 def _arguments(task: Task) -> list[int]:
     """Return the values with whose data a task is called."""
     return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
-
-
-def _last_uses(graph: Graph) -> dict[int, list[int]]:
-    """Return for each task the values that no later task is called with."""
-    last: dict[int, int] = {}
-    for task in graph.tasks:
-        results = (use.value for use in task.outputs)
-        last |= dict.fromkeys((*results, *_arguments(task)), task.index)
-    by_task: dict[int, list[int]] = {}
-    for value, index in last.items():
-        by_task.setdefault(index, []).append(value)
-    return by_task
 
 
 def _add_nbytes(value: Value, made: Any, nbytes: dict[str, float]) -> None:

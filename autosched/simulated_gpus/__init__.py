@@ -81,7 +81,7 @@ def playing(
     own: tuple[tuple[Any, str, Any], ...] = (
         (accelerator, "_streams", {}),  # real ones live as long as the process
         (cuda_graphs, "_failed", []),
-        (cuda_graphs, "_with_handles", cuda_graphs._Handles()),
+        (cuda_graphs, "_with_handles", threading.local()),
         (cuda_graphs, "_borrowed", tensors.borrowed),
         (threading.Thread, "start", tensors.knowing_streams(threading.Thread.start)),
         (threading.Thread, "run", tensors.in_mode(threading.Thread.run)),

@@ -52,7 +52,6 @@ __all__ = [
     "Threaded",
     "Timed",
     "Transfer",
-    "TransientError",
     "make",
 ]
 
@@ -204,10 +203,6 @@ class Bracketed(Protocol):
 
     def leave(self, stream: Stream) -> Step:
         """Return the last step of a run on a stream."""
-
-
-class TransientError(Exception):
-    """Recording failed for a reason that may pass: memory was short, or another thread interfered."""
 
 
 class Capabilities:

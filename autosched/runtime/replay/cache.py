@@ -4,15 +4,36 @@ The first run with inputs of a kind is an ordinary one: it warms up what librari
 their first use. The second is recorded, and those after it are replayed. Also reports why a run was
 not replayed. A recording that failed for a reason that may pass, such as memory that was short, is
 tried again in the next run.
+
+A recorded segment reads and writes the addresses that it was recorded with. So everything that
+crosses the border of a segment keeps its address:
+
+    inputs on devices    are used where they are, if they come at the same addresses each time;
+                         weights then need no copies. An input that comes from another address is
+                         copied, on the caller's stream, into a buffer of the recording, and copied
+                         back if tasks write it; this costs one more recording
+    copies to devices    go into the memory that they went into during recording
+    outputs              are returned as copies, so that the next replay does not change them; those
+                         that are an input, or a view of one, are returned as that input or its view
+    constants            are used where they are
+
+All memory that a recording allocates, in segments and by copies between them, comes from one pool
+per device, in which blocks are allocated and freed in the order of their streams, as the program
+says. Frees are instructions, so a block that is reused within a run is reused in the same order in
+each replay. So a recording needs no more memory than the program, and no separate memory plan.
+
+A capture that fails has had no effect, so its segment and the rest of that run are executed as
+usual, and allocate nothing from the pool. Knows that the backend can record what steps issue to a
+device, and replay it, and not how.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.copying import span
@@ -22,7 +43,7 @@ from autosched._lib.tree import flatten, transform
 from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
 from autosched.program.program import Copy, Record, Run, Wait
-from autosched.runtime.backends import Backend, Capabilities, Step, TransientError
+from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.compiler import Compiler, Part
 from autosched.runtime.memory import Known
 from autosched.runtime.replay.segments import Segment, Segmented
@@ -72,27 +93,6 @@ class Recordings:
         copied = {copy.value for copy in copies} | self.on_devices.keys()
         self.with_numbers = copied.intersection(graph.input_names)
 
-    @cached_property
-    def works(self) -> dict[int, Segment | int]:
-        """The meaning of each run, copy and free of the segmented program, by its position."""
-        cut = self.cut
-        works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
-        return dict(zip(works, cut.parts, strict=True))
-
-    @cached_property
-    def positions(self) -> list[int]:
-        """A position in the whole program for each instruction of the segmented one.
-
-        An event has that of the instruction before it.
-        """
-        found = []
-        last = 0
-        for i in range(len(self.cut.program)):
-            part = self.works.get(i, last)
-            last = part.positions[0] if isinstance(part, Segment) else part
-            found.append(last)
-        return found
-
     def find(
         self, inputs: Mapping[str, Any], is_known: bool, has_deadline: bool
     ) -> Recording | None:
@@ -101,29 +101,30 @@ class Recordings:
         None for an ordinary run. A run with a deadline is not recorded. Inputs that are known are
         those of the recording that was replayed last.
         """
-        self._drop_pending()
-        if is_known:
-            self.pending = self.last
-            return self.last
+        pending = self.pending  # of a run that did not finish
+        if pending is not None and self.by_kind.get(pending.kind) is not pending:
+            pending.close()
+        self.pending = self.last if is_known else self._of_kind(inputs, has_deadline)
+        return self.pending
+
+    def _of_kind(self, inputs: Mapping[str, Any], has_deadline: bool) -> Recording | None:
         kind = self._kind(inputs)
         addresses = self._addresses(inputs)
         recording = self.by_kind.get(kind)
-        if recording is not None and (moved := recording.moved(addresses)):
-            self.moving.update(moved)
+        before = self.seen.get(kind, {}) if recording is None else recording.fixed
+        moved = [name for name, address in before.items() if addresses[name] != address]
+        if recording is not None and not moved:
+            return recording
+        self.moving.update(moved)
+        if recording is not None:
             self.by_kind.pop(kind).close()
             self.last = self.memory.known = None
             self.seen.use(kind, addresses)
-            recording = None
-        if recording is None:
-            if has_deadline or not self._may_record(kind, inputs):
-                self.note(inputs)
-                return None
-            last = self.seen[kind]
-            self.moving.update(name for name in last if last[name] != addresses[name])
-            fixed = {name: at for name, at in addresses.items() if name not in self.moving}
-            recording = Recording(self, kind, inputs, fixed)
-        self.pending = recording
-        return recording
+        if has_deadline or kind not in self.seen or not self._may_record(inputs):
+            self.note(inputs)
+            return None
+        fixed = {name: at for name, at in addresses.items() if name not in self.moving}
+        return Recording(self, kind, inputs, fixed)
 
     def note(self, inputs: Mapping[str, Any]) -> None:
         """Note that there is an ordinary run with inputs of this kind."""
@@ -147,13 +148,6 @@ class Recordings:
                 self._refuse(recording.reason)
         return outputs
 
-    def _drop_pending(self) -> None:
-        """Drop a recording whose run did not finish."""
-        pending = self.pending
-        if pending is not None and self.by_kind.get(pending.kind) is not pending:
-            pending.close()
-        self.pending = None
-
     def _evict(self, recording: Recording) -> None:
         recording.close()
         if not self.has_evicted:
@@ -162,10 +156,8 @@ class Recordings:
             message = f"recordings are dropped, and runs recorded again: {what} make a kind"
             warnings.warn(message, RuntimeWarning, stacklevel=6)
 
-    def _may_record(self, kind: Hashable, inputs: Mapping[str, Any]) -> bool:
-        if self.reason is not None or kind not in self.seen:
-            return False
-        for name, device in self.on_devices.items():
+    def _may_record(self, inputs: Mapping[str, Any]) -> bool:
+        for name, device in self.on_devices.items() if self.reason is None else ():
             for leaf in flatten(inputs[name]):
                 if hasattr(leaf, "data_ptr") and (what := self.backend.stays(leaf, device)):
                     self._refuse(f"input {name!r} is {what}")
@@ -206,30 +198,6 @@ def _key(item: Any, with_numbers: bool) -> Hashable:
     return kind, id(item) if with_numbers else None
 
 
-# ---- recording
-#
-# A recorded segment reads and writes the addresses that it was recorded with. So everything that
-# crosses the border of a segment keeps its address:
-#
-#     inputs on devices    are used where they are, if they come at the same addresses each time;
-#                          weights then need no copies. An input that comes from another address is
-#                          copied, on the caller's stream, into a buffer of the recording, and copied
-#                          back if tasks write it; this costs one more recording
-#     copies to devices    go into the memory that they went into during recording
-#     outputs              are returned as copies, so that the next replay does not change them; those
-#                          that are an input, or a view of one, are returned as that input or its view
-#     constants            are used where they are
-#
-# All memory that a recording allocates, in segments and by copies between them, comes from one pool
-# per device, in which blocks are allocated and freed in the order of their streams, as the program
-# says. Frees are instructions, so a block that is reused within a run is reused in the same order in
-# each replay. So a recording needs no more memory than the program, and no separate memory plan.
-#
-# A capture that fails has had no effect, so its segment and the rest of that run are executed as
-# usual, and allocate nothing from the pool. Knows that the backend can record what steps issue to a
-# device, and replay it, and not how.
-
-
 class Recording:
     """A run of the segmented program of ``parts`` for inputs of one kind.
 
@@ -237,38 +205,33 @@ class Recording:
     where they are, with their addresses.
     """
 
+    reason: str | None = None  # why it is not replayed
+    may_succeed_later = False
+    known: Known | None = None  # inputs for which it is certainly valid
+    _replayed: Emitted | None = None
+    _outputs: Outputs | None = None
+
     def __init__(
         self,
         parts: Recordings,
         kind: Hashable,
         inputs: Mapping[str, Any],
-        fixed: Mapping[str, Hashable],
+        fixed: _Addresses,
     ):
         self.parts = parts
         self.kind = kind
         self.fixed = fixed
-        self.reason: str | None = None  # why it is not replayed
-        self.may_succeed_later = False
         self._recorder = parts.backend.recorder()
         self._buffers: dict[str, Any] = {}  # for inputs that are not fixed
-        self._graphs: dict[int, Step] = {}  # by position in the segmented program
+        self._graphs: dict[int, Step | None] = {}  # by position in the segmented program
         # By slot, the recording's memory that instructions outside segments access.
         self._held: dict[int, Any] = {}
         self._homes = {*parts.memory.homes.values()}
-        self._replayed: Emitted | None = None
-        self._outputs: Outputs | None = None
         moving = [name for name in parts.on_devices if name not in fixed]
         try:
-            self._buffers = self._recorder.allocating(
-                lambda: {name: transform(_buffer, inputs[name]) for name in moving}
-            )
-        except TransientError as error:
+            self._buffers = {name: transform(_buffer, inputs[name]) for name in moving}
+        except Exception as error:
             self._give_up("allocating buffers for inputs", error)
-        self.known: Known | None = None  # inputs for which it is certainly valid
-
-    def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
-        """Return the inputs that are not at the address of the recording."""
-        return [name for name, address in self.fixed.items() if addresses[name] != address]
 
     def emitted(self, inputs: Mapping[str, Any]) -> Emitted:
         """Return the functions of a run, and fill its slots.
@@ -299,42 +262,11 @@ class Recording:
                 else:
                     leaf.copy_(changed)
         if self._outputs is None:
-            on_devices = [label for label, at in parts.cut.whole.outputs if parts.physical[at]]
-            sources = [value for value in parts.graph.sources if value.tensor is not None]
-            self._outputs = Outputs(
-                {label: outputs[label] for label in on_devices},
-                {**inputs, **self._buffers},
-                {value.name: value.tensor for value in sources},
-            )
-            outputs.update(self._first_copies(inputs, outputs))
-            self._replayed = None if self.reason else self._replaying()
-            self.known = self._knowing(inputs)
+            self._recorded(inputs, outputs)
         else:
             outputs.update(self._outputs(inputs))
         parts.backend.settled()
         return outputs
-
-    def _first_copies(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """Return copies of the outputs of the recorded run.
-
-        If there is no room, return the outputs themselves, and no replay will overwrite them.
-        """
-        assert self._outputs is not None
-        copies: dict[str, Any] = outputs
-        try:
-            copies = self._recorder.allocating(partial(self._outputs, inputs))
-        except TransientError as error:
-            self._give_up("copying the outputs", error)
-            if self.parts.compiler.can.hands_out is not None:
-                self.parts.compiler.can.hands_out.hand_out(outputs)
-        return copies
-
-    def _knowing(self, inputs: Mapping[str, Any]) -> Known | None:
-        """Return these inputs, to be recognized; None if some are not tensors with strides."""
-        if not all(map(is_strided, inputs.values())):
-            return None
-        memory = self.parts.memory
-        return Known.of(inputs, self.fixed.keys(), memory.used_constants, memory.kept_apart)
 
     def close(self) -> None:
         """Release everything that was recorded."""
@@ -343,24 +275,26 @@ class Recording:
     # ---- recording
 
     def _recording(self) -> Emitted:
-        """Return what records each segment in the calling thread, and replays it immediately.
-
-        If one cannot be recorded, it and all later ones are run as usual.
-        """
-        parts = self.parts
-        backend = parts.backend.alone(recording=False)
-        calls: list[Step | None] = [None] * len(parts.cut.program)
+        """Return the functions of a run that records, all of which the calling thread executes."""
+        backend = self.parts.backend.alone(recording=False)
         inner: list[Emitted] = []
-        for i, part in parts.works.items():
-            if isinstance(part, Segment):
-                inner.append(self._inside(part, backend))
-                enter = Capabilities(backend).enter((part.stream,))
-                calls[i] = partial(self._record_and_replay, i, part, inner[-1], enter)
-            else:
-                calls[i] = self._outside(part)
-        emitted = parts.compiler.emit(Part(parts.cut.program, calls, parts.positions, backend))
+
+        def call(i: int, part: Segment | int) -> Step | None:
+            if not isinstance(part, Segment):
+                return self._outside(part)
+            inner.append(self._inside(part, backend))
+            enter = Capabilities(backend).enter((part.stream,))
+            return partial(self._record_and_replay, i, part, inner[-1], enter)
+
+        emitted = self._emit(call, backend)
         emitted.inner[:0] = [each.module for each in inner]
         return emitted
+
+    def _emit(self, call: Callable[[int, Segment | int], Step | None], backend: Backend) -> Emitted:
+        """Return functions; ``call`` returns the effects of segments and other instructions."""
+        cut = self.parts.cut
+        calls = [None if part is None else call(i, part) for i, part in enumerate(cut.works)]
+        return self.parts.compiler.emit(Part(cut.program, calls, cut.positions, backend))
 
     def _record_and_replay(
         self, at: int, segment: Segment, inside: Emitted, enter: Step | None
@@ -371,8 +305,8 @@ class Recording:
             _execute(inside)
         if enter is not None:
             enter()
-        if at in self._graphs:
-            self._graphs[at]()
+        if (replay := self._graphs.get(at)) is not None:
+            replay()
 
     def _inside(self, segment: Segment, backend: Backend) -> Emitted:
         """Return the function of a segment."""
@@ -388,7 +322,12 @@ class Recording:
         if self.reason is not None:
             return
         parts = self.parts
-        before = self._slots_before(segment)
+        memory = parts.memory
+        before = memory.data.copy()
+        # Memory that the segment frees is not kept in use, or the segment could not allocate it
+        # again as the program does. If recording fails, nothing else is allocated from the pool.
+        for slot in (slot for i in segment.positions for slot in memory.freed.get(i, ())):
+            before[slot] = transform(self._recorder.borrowed, before[slot])
         position = segment.positions[0]
 
         def issue() -> None:
@@ -404,40 +343,29 @@ class Recording:
         tasks = [parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
         has_copies = any(isinstance(instruction, Copy) for instruction in segment.program)
         try:
-            if not has_copies and all(task.view for task in tasks):
-                issue()
-                self._graphs[at] = _nothing
-            else:
+            if has_copies or not all(task.view for task in tasks):
                 arguments = [(*task.shared, task.args, dict(task.kwargs)) for task in tasks]
                 self._graphs[at] = self._recorder.record(segment.stream, issue, flatten(arguments))
+            else:
+                issue()
+                self._graphs[at] = None
         except _RefusalError as refusal:
-            parts.memory.data[:] = before
+            memory.data[:] = before
             self.reason = str(refusal)
         except Exception as error:
-            parts.memory.data[:] = before
+            memory.data[:] = before
             run = parts.cut.whole.instructions[position]
-            self._give_up(f"task {run.task!r}" if isinstance(run, Run) else f"{run}", error)
+            name = f"task {run.task!r}" if isinstance(run, Run) else f"{run}"
+            self._give_up(name, error, for_good=True)
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        """Note that something could not be recorded."""
-        self.may_succeed_later = isinstance(error, TransientError)
-        cause = error.__cause__ if isinstance(error, TransientError) else error
-        first_line = str(cause).strip().partition("\n")[0]
-        self.reason = f"{name} failed: {type(cause).__name__}: {first_line}"
+    def _give_up(self, name: str, error: Exception, for_good: bool = False) -> None:
+        """Note why this is not replayed. Raises an error for which a run would fail in any case."""
+        self.may_succeed_later = self.parts.backend.may_pass(error)
+        if not self.may_succeed_later and not for_good:
+            raise error
+        first_line = str(error).strip().partition("\n")[0]
+        self.reason = f"{name} failed: {type(error).__name__}: {first_line}"
         LOG.debug("%s is not recorded", name, exc_info=True)
-
-    def _slots_before(self, segment: Segment) -> list[Any]:
-        """Return all slots, to restore them if recording a segment fails.
-
-        Memory that the segment frees is not kept in use, or the segment could not allocate it again
-        as the program does. If recording fails, nothing else is allocated from the pool.
-        """
-        memory = self.parts.memory
-        before = memory.data.copy()
-        for i in segment.positions:
-            for slot in memory.freed.get(i, ()):
-                before[slot] = transform(self._recorder.borrowed, before[slot])
-        return before
 
     def _check(self, segment: Segment) -> None:
         """Raise _RefusalError if a task returned a result that no replay computes again."""
@@ -461,74 +389,77 @@ class Recording:
         if not isinstance(copy, Copy) or call is None:
             return call
         arrives = parts.physical[copy.destination] and not copy.overwrite
-        if arrives:
-            call = self._taking(copy, call)
 
         def step() -> None:
             if parts.physical[copy.source]:
                 self._hold(parts.memory.reads[i][0])
-            call()
-            if arrives:
-                self._arrived(copy, parts.memory.made[i][0] or 0)
+            if not arrives:
+                call()
+                return
+            self._take(copy, call)
+            slot = parts.memory.made[i][0] or 0
+            made = parts.graph.value(copy.value).producer is not None
+            for leaf in flatten(parts.memory.data[slot]):
+                what = None if leaf is None else parts.backend.stays(leaf, copy.destination)
+                if what is not None and made and self.reason is None:
+                    self.reason = f"{copy.value!r}, which tasks make elsewhere, is {what}"
+            self._hold(slot)
 
         return step
 
-    def _taking(self, copy: Copy, call: Step) -> Step:
-        """Return a copy that allocates from the pool, unless recording has failed, or fails now."""
-        taking = self._recorder.taking(copy.destination, call)
-
-        def step() -> None:
-            if self.reason is None:
-                try:
-                    taking()
-                except TransientError as error:
-                    self._give_up(f"{copy}", error)
-                    self._recorder.close()  # its memory may be what is missing
-                else:
-                    return
-            call()
-
-        return step
-
-    def _arrived(self, copy: Copy, slot: int) -> None:
-        """Keep what was copied, and refuse what a replay would not copy into the same memory."""
-        parts = self.parts
-        made = parts.graph.value(copy.value).producer is not None
-        for leaf in flatten(parts.memory.data[slot]):
-            what = None if leaf is None else parts.backend.stays(leaf, copy.destination)
-            if what is not None and made and self.reason is None:
-                self.reason = f"{copy.value!r}, which tasks make elsewhere, is {what}"
-        self._hold(slot)
+    def _take(self, copy: Copy, call: Step) -> None:
+        """Copy into memory of the pool, unless recording has failed, or fails now."""
+        if self.reason is None:
+            try:
+                with self._recorder.allocating(copy.destination):
+                    call()
+                return
+            except Exception as error:
+                self._give_up(f"{copy}", error)
+                self._recorder.close()  # its memory may be what is missing
+        call()
 
     def _hold(self, slot: int) -> None:
         if self.reason is None and slot not in self._homes:
             self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
 
+    def _recorded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> None:
+        """Be ready to replay the run that was recorded, and replace its outputs by copies.
+
+        If there is no room for these, the caller gets the outputs, and no replay will overwrite them.
+        """
+        parts = self.parts
+        on_devices = [label for label, at in parts.cut.whole.outputs if parts.physical[at]]
+        made = {label: outputs[label] for label in on_devices}
+        self._outputs = Outputs(made, {**inputs, **self._buffers}, parts.memory.constants)
+        try:
+            outputs.update(self._outputs(inputs))
+        except Exception as error:
+            self._give_up("copying the outputs", error)
+            if parts.compiler.can.hands_out is not None:
+                parts.compiler.can.hands_out.hand_out(outputs)
+        if self.reason is not None:
+            return
+        self._replayed = self._emit(self._again, parts.compiler.backend)
+        if all(map(is_strided, inputs.values())):
+            kept = parts.memory.used_constants, parts.memory.kept_apart
+            self.known = Known.of(inputs, self.fixed.keys(), *kept)
+
     # ---- replaying
 
-    def _replaying(self) -> Emitted:
-        """Return the functions of a replay."""
-        parts = self.parts
-        calls: list[Step | None] = [None] * len(parts.cut.program)
-        for i, part in parts.works.items():
-            if not isinstance(part, Segment):
-                calls[i] = self._again(part)
-            elif self._graphs[i] is not _nothing:
-                calls[i] = self._graphs[i]
-        compiler = parts.compiler
-        return compiler.emit(Part(parts.cut.program, calls, parts.positions, compiler.backend))
-
-    def _again(self, i: int) -> Step | None:
-        """Return an instruction outside segments; copies go into the memory of the recording."""
+    def _again(self, at: int, part: Segment | int) -> Step | None:
+        """Return the replay of a segment, or another instruction; copies go where they went."""
+        if isinstance(part, Segment):
+            return self._graphs[at]
         parts = self.parts
         memory = parts.memory
-        copy = parts.cut.whole.instructions[i]
+        copy = parts.cut.whole.instructions[part]
         if not isinstance(copy, Copy) or not parts.physical[copy.destination] or copy.overwrite:
-            return parts.compiler.calls[i]
+            return parts.compiler.calls[part]
         data = memory.data
-        source = memory.reads[i][0]
+        source = memory.reads[part][0]
         transfer = parts.compiler.backend.transfer(copy)
-        into = self._held[memory.made[i][0] or 0]
+        into = self._held[memory.made[part][0] or 0]
 
         def step() -> None:
             _check_alike(data[source], into, copy.value)
@@ -546,10 +477,6 @@ def _execute(emitted: Emitted) -> None:
     """Execute a function of the calling thread."""
     for part in emitted.threads.get(None, ()):
         part([])
-
-
-def _nothing() -> None:
-    pass
 
 
 def _buffer(leaf: Any) -> Any:
@@ -583,16 +510,15 @@ def _check_alike(new: Any, into: Any, name: str) -> None:
 
 
 # ---- outputs that later replays do not overwrite
-#
-# An output that is an input, or a view of one, is returned as that input or a view of it, as in any
-# run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
-# recording share it in the copy. Compares addresses, and reads no element.
 
 
 class Outputs:
     """Returns copies of ``outputs``, by name, after each replay.
 
     ``lent`` are the inputs of the recorded run, ``lasting`` other memory that keeps its address.
+    An output that is an input, or a view of one, is returned as that input or a view of it, as in
+    any run. Outputs that share memory in the recording share it in the copy. Compares addresses,
+    and reads no element.
 
     >>> import torch
     >>> x, y = torch.zeros(2), torch.ones(2)
@@ -608,50 +534,40 @@ class Outputs:
         lent: Mapping[str, Any],
         lasting: Mapping[str, Any],
     ):
-        self._lent = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
-        self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
-        self._rows: dict[int, Any] = {}  # the bytes of storages, by their addresses
-        self._viewed: dict[str, set[int]] = {}  # of inputs, the leaves that outputs are views of
-        self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
+        known = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
+        kept = {_storage(leaf) for _, leaf in _tensors(lasting)}
+        self._rows: dict[Hashable, Any] = {}  # the bytes of storages, by their addresses
+        self._viewed: dict[str, None] = {}  # the inputs that outputs are views of
+
+        def found(leaf: Any) -> Any:
+            """Return a tensor as a view; unchanged if its memory keeps its address or is unknown."""
+            if not is_strided(leaf) or not leaf.numel() or (address := _storage(leaf)) in kept:
+                return leaf
+            of: Hashable = address
+            if address in known:
+                (name, number), base = known[address]
+                of = name, number
+                self._viewed[name] = None
+            else:
+                base = self._rows.setdefault(address, _bytes(leaf))
+            first = leaf.data_ptr() - base.data_ptr()
+            like = leaf.detach().new_empty(0)
+            return _View(of, first, leaf is base, like, leaf.shape, leaf.stride())
+
+        self._trees = {label: transform(found, tree) for label, tree in outputs.items()}
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a replay on these inputs.
 
         The caller's streams must wait for the replay first.
         """
-        given: dict[Hashable, Any] = {
-            (name, number): leaf
-            for name, numbers in self._viewed.items()
-            for number, leaf in enumerate(flatten(inputs[name]))
-            if number in numbers
-        }
-        copies = {address: row.clone() for address, row in self._rows.items()}
+        bases = {address: row.clone() for address, row in self._rows.items()}
+        bases.update(_tensors({name: inputs[name] for name in self._viewed}))
 
         def made(leaf: Any) -> Any:
-            if not isinstance(leaf, _View):
-                return leaf
-            if leaf.of in copies:
-                copy = copies[leaf.of]
-                whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
-                return leaf.on(copy[:whole].view(leaf.like.dtype))
-            return given[leaf.of] if leaf.is_whole else leaf.on(given[leaf.of])
+            return leaf.on(bases[leaf.of]) if isinstance(leaf, _View) else leaf
 
         return {label: transform(made, tree) for label, tree in self._trees.items()}
-
-    def _found(self, leaf: Any) -> Any:
-        """Return a tensor as a view; unchanged if its memory keeps its address or is unknown."""
-        if not is_strided(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
-            return leaf
-        if address in self._lent:
-            key, base = self._lent[address]
-            name, number = key
-            self._viewed.setdefault(name, set()).add(number)
-            return _View.of_tensor(key, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
-        if address not in self._rows:
-            first = leaf.detach().as_strided((1,), (1,), 0).view(sys.modules["torch"].uint8)
-            row = first.as_strided((leaf.untyped_storage().nbytes(),), (1,), 0)
-            self._rows[address] = row
-        return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
 
 
 @dataclass(frozen=True)
@@ -665,13 +581,10 @@ class _View:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
-    @classmethod
-    def of_tensor(cls, of: Hashable, tensor: Any, first: int, is_whole: bool = False) -> _View:
-        like = tensor.detach().new_empty(0)
-        return cls(of, first, is_whole, like, tuple(tensor.shape), tuple(tensor.stride()))
-
     def on(self, tensor: Any) -> Any:
         """Return the view on a tensor's memory."""
+        if self.is_whole:
+            return tensor
         start = tensor.storage_offset() * tensor.element_size()
         offset = (self.first + start) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
@@ -703,3 +616,9 @@ def _tensors(trees: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
 def _storage(tensor: Any) -> int:
     address: int = tensor.untyped_storage().data_ptr()
     return address
+
+
+def _bytes(tensor: Any) -> Any:
+    """Return all bytes of a tensor's storage."""
+    first = tensor.detach().as_strided((1,), (1,), 0).view(sys.modules["torch"].uint8)
+    return first.as_strided((tensor.untyped_storage().nbytes(),), (1,), 0)

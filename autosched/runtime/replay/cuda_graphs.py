@@ -37,7 +37,7 @@ import contextlib
 import copy as copying
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -47,23 +47,14 @@ import torch
 from autosched._lib.gc_pause import without_collecting
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Record, Stream
-from autosched.runtime.backends import Step, TransientError
+from autosched.runtime.backends import Step
 from autosched.runtime.backends.accelerator import Accelerator, pooled
 
 _CAPTURING = threading.RLock()
+_with_handles = threading.local()  # the devices for which a thread has handles of libraries
 _failed: list[torch.cuda.CUDAGraph] = []
 # cudaErrorStreamCaptureInvalidated, as torch reports it.
 _INVALIDATED = "operation failed due to a previous error during capture"
-
-
-class _Handles(threading.local):
-    """The devices for which a thread has handles of libraries."""
-
-    def __init__(self) -> None:
-        self.devices: set[torch.device] = set()
-
-
-_with_handles = _Handles()
 
 
 class Replay(Accelerator):
@@ -96,6 +87,10 @@ class Replay(Accelerator):
                 "and graphs would share them"
             )
         return None
+
+    def may_pass(self, error: Exception) -> bool:
+        """Whether a recording failed as memory was short, or as another thread interfered."""
+        return isinstance(error, torch.OutOfMemoryError) or _INVALIDATED in str(error)
 
     def recorder(self) -> _Recorder:
         """Return the memory of a new recording."""
@@ -160,15 +155,13 @@ class _Recorder:
         """Capture the work that steps issue to devices, which does not happen; return its replay.
 
         ``used`` may hold generators of random numbers. Raises what the steps raise, and an error if
-        the work cannot be recorded; then no trace of it remains. Raises TransientError if that may
-        succeed another time.
+        the work cannot be recorded; then no trace of it remains.
         """
         device = self.backend.devices[stream.device]
-        with _transient():
-            _create_handles(device)
-            pool = self._pool(device)
-            with _CAPTURING, without_collecting():
-                self.graphs.append(_captured(stream_to_record(device, stream), pool, steps, used))
+        _create_handles(device)
+        pool = self._pool(device)
+        with _CAPTURING, without_collecting():
+            self.graphs.append(_captured(stream_to_record(device, stream), pool, steps, used))
         return self.graphs[-1].replay
 
     def _pool(self, device: torch.device) -> Any:
@@ -182,25 +175,13 @@ class _Recorder:
             self.pools[device] = pool
         return self.pools[device]
 
-    def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from the pool.
-
-        It raises TransientError, and has had no effect, if there is no room.
-        """
+    @contextlib.contextmanager
+    def allocating(self, device: str) -> Iterator[None]:
+        """Allocate from the pool of a device."""
         real = self.backend.devices[device]
-
-        def taken() -> None:
-            with _transient():
-                pool: Any = SimpleNamespace(id=self._pool(real))
-                with torch.cuda.use_mem_pool(pool, real):
-                    step()
-
-        return taken
-
-    def allocating(self, make: Callable[[], Any]) -> Any:
-        """Return what a function returns. Raises TransientError if there is no room."""
-        with _transient():
-            return make()
+        pool: Any = SimpleNamespace(id=self._pool(real))
+        with torch.cuda.use_mem_pool(pool, real):
+            yield
 
     def borrowed(self, tensor: Any) -> Any:
         """Return a tensor on the same memory that does not prevent its reuse."""
@@ -233,26 +214,16 @@ def _stream_for_pools(device: torch.device) -> torch.Stream:
     return stream_to_record(device, Stream("", "pool"))
 
 
-@contextlib.contextmanager
-def _transient() -> Iterator[None]:
-    """Raise TransientError where recording failed for a reason that may pass."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or _INVALIDATED in str(error):
-            raise TransientError(f"{type(error).__name__}: {error}") from error
-        raise
-
-
 def _create_handles(device: torch.device) -> None:
     """Create this thread's handles of cuBLAS and cuDNN, unless it has them."""
-    if device in _with_handles.devices:
+    devices = vars(_with_handles).setdefault("devices", set())
+    if device in devices:
         return
     with torch.cuda.device(device), torch.no_grad():
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
         one = torch.ones(1, 1, 1, 1, device=device)
         torch.nn.functional.conv2d(one, one)  # torch has no function for the handle of cuDNN
-    _with_handles.devices.add(device)
+    devices.add(device)
 
 
 def _captured(
@@ -263,7 +234,11 @@ def _captured(
     generators = [
         item for item in used if isinstance(item, torch.Generator) and item.device.type == "cuda"
     ]
-    with _current(root), _without_workspaces(), warnings.catch_warnings():
+    with contextlib.ExitStack() as after:
+        after.enter_context(_current(root))
+        torch._C._cuda_clearCublasWorkspaces()
+        after.callback(torch._C._cuda_clearCublasWorkspaces)
+        after.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
         graph = _begun(pool, generators)
         try:
@@ -304,16 +279,6 @@ def _current(stream: torch.Stream) -> Iterator[None]:
     finally:
         torch.accelerator.set_stream(before)
         torch.accelerator.set_device_index(index)
-
-
-@contextlib.contextmanager
-def _without_workspaces() -> Iterator[None]:
-    """Release the workspaces of cuBLAS before and after a capture."""
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _abandon(

@@ -8,13 +8,13 @@ Knows no function and no tensor, and not how a segment is recorded.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 
+from autosched._lib.topological import topological_order
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
 from autosched.program.program import (
@@ -64,6 +64,24 @@ class Segmented:
         return tuple(part for part in self.parts if isinstance(part, Segment))
 
     @cached_property
+    def works(self) -> list[Segment | int | None]:
+        """The meaning of each instruction of ``program``; None for events."""
+        rest = iter(self.parts)
+        return [None if isinstance(i, (Record, Wait)) else next(rest) for i in self.program]
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """A position in the whole program for each instruction of ``program``.
+
+        An event has that of the instruction before it.
+        """
+        found = [0]
+        for part in self.works:
+            first = part.positions[0] if isinstance(part, Segment) else part
+            found.append(found[-1] if first is None else first)
+        return found[1:]
+
+    @cached_property
     def everything(self) -> Program:
         """All instructions, for creating streams and events."""
         programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
@@ -95,7 +113,7 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     fresh = count(1 + max((i.event for i in program if isinstance(i, Record)), default=-1))
     works: list[Run | Copy | Free] = []
     parts: list[Segment | int] = []
-    order = _topological([members[0] for members in parted], needs)
+    order = topological_order(needs, [members[0] for members in parted])
     for number in order:
         first = parted[number][0]
         on = where[first]
@@ -113,26 +131,6 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     return Segmented(
         program, Program(tuple(between), program.inputs, program.outputs), tuple(parts)
     )
-
-
-def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
-    """Return units in topological order; ties are broken by their first positions."""
-    users: list[list[int]] = [[] for _ in needs]
-    for number, found in enumerate(needs):
-        for p in found:
-            users[p].append(number)
-    missing = [len(found) for found in needs]
-    ready = [(first[number], number) for number, left in enumerate(missing) if not left]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready)[1])
-        for user in users[order[-1]]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, (first[user], user))
-    assert len(order) == len(needs), "segments wait for each other in a cycle"
-    return order
 
 
 def _segment(
