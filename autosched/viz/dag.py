@@ -5,13 +5,12 @@ Time runs downwards, but the drawing knows no times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from autosched.graph.graph import Graph
-from autosched.viz.diagram import KINDS, NOWHERE, Arrow, Box, Diagram, Edge, diagram, is_host, parts
+from autosched.viz.diagram import KINDS, NOWHERE, Box, Diagram, Edge, Kind, diagram, is_host, parts
 from autosched.viz.format import legal, natural, shorten, shorten_path, text_width
 from autosched.viz.layered_layout import Route, layout
 from autosched.viz.svg import (
@@ -38,6 +37,19 @@ TITLED = 700.0  # how wide a title makes the drawing, at most
 WIDER = 280.0  # the most for nodes that represent several
 TALL = 2500.0  # how high a drawing is, at most, unless the caller says what to fold
 MOST = 200.0  # boxes, unless the caller says how many
+_LEGEND = {
+    "input": ("pill", "input", "input"),
+    "task": ("box", "task", "task"),
+    "forward": ("box", "task", "forward"),
+    **{phase: ("box", f"task {phase}", phase) for phase in PHASES},
+    "view": ("box", "view", "view"),
+    "several": ("stack", "task", "several"),
+    "data": ("line", "line data", "data"),
+    "faint": ("line", "line faint", "data from afar"),
+    "move": ("line", "line move", "data copied"),
+    "anti": ("line", "line anti", "write after read"),
+    "order": ("line", "line order", "order only"),
+}
 
 
 def graph_svg(
@@ -85,37 +97,21 @@ def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, A
     """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
 
     Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
-    and what boxes of several are called. The drawing is SVG, with a group for each box, but for its
-    arrows: those are so many that the page has their classes, with how many are of each, and the
-    boxes and places where they begin and end and the place where they pass others, to draw them.
+    what boxes of several are called, and the boxes where each arrow begins and ends. Each box is a
+    group of the drawing.
     """
     for part in parts(graph, device):
         drawing = _Drawing(part.diagram, PAGE_PITCH)
-        frame, width, height = drawing.frame()
-        boxes = part.diagram.boxes
-        looks = [drawing.look(arrow) for _, arrow, _ in drawing.arrows]
+        body, width, height = drawing.svg(in_page=True)
         yield {
             "name": part.name,
             "opens": part.opens,
             "members": part.members,
-            "text": [_text(box) if box.amount else "" for box in boxes],
+            "text": [_text(box) if box.amount else "" for box in part.diagram.boxes],
             "size": [round(width), round(height)],
-            "svg": [
-                "".join(frame),
-                "".join(f"<g>{drawing.node(i, '')}</g>" for i in range(len(boxes))),
-            ],
-            "y": [round(drawing.y(rank)) for rank in drawing.layout.rank],
-            "looks": [[look, len([*mine])] for look, mine in groupby(looks)],
-            "arrows": [[*ends, *_places(route)] for ends, _, route in drawing.arrows],
+            "svg": "".join(body),
+            "arrows": [ends for ends, _, _ in drawing.arrows],
         }
-
-
-def _places(route: Route) -> Iterator[int]:
-    """Yield where an arrow leaves, and how far from there it enters and passes, in whole pixels."""
-    yield round(route.leaves)
-    yield round(route.enters - route.leaves)
-    if route.passes is not None:
-        yield round(route.passes - route.leaves)
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -142,119 +138,102 @@ class _Drawing:
         column = [self.devices.index(box.place) for box in boxes]
         floating = {i for i, box in enumerate(boxes) if box.kind != "task"}
         self.layout = layout(column, self.widths, list(arrows), floating, self.diagram.rank)
-        self.has_columns = self.devices not in ([], [NOWHERE])
-        phases = {box.phase for box in self.diagram.boxes if box.kind == "task"}
-        self.phases = {phase if phase in PHASES else "" for phase in phases}
-        self.top = MARGIN  # of the drawing; later the middle of the first rank
+        phases = {box.phase if box.phase in PHASES else "" for box in boxes if box.kind == "task"}
+        self.phases = phases if len(phases) > 1 else set()  # that have colours of their own
+        # With their ends and routes, the most important arrows last, above the others.
+        self.arrows: list[tuple[Edge, Kind, Route]] = sorted(
+            zip(arrows, arrows.values(), self.layout.routes, strict=True),
+            key=lambda item: -KINDS.index(item[1]),
+        )
 
-    def svg(self, title: str) -> tuple[list[str], float, float]:
-        """Return the elements of the drawing with its title, columns and legend, and its size."""
-        frame, width, height = self.frame(title)
-        nodes = (self.node(i, box.facts) for i, box in enumerate(self.diagram.boxes))
-        return [*frame, *map(self._arrow, self.arrows), *nodes, "</g>"], width, height
+    def svg(self, title: str = "", in_page: bool = False) -> tuple[list[str], float, float]:
+        """Return the elements, with title, columns and legend, and the size of the drawing.
 
-    def frame(self, title: str = "") -> tuple[list[str], float, float]:
-        """Return what is around boxes and arrows, which it finds a place for; and the size.
-
-        The last element begins the group of arrows and boxes.
+        In a page, boxes are groups, and have no tooltips.
         """
         layout, note = self.layout, self.diagram.note
-        entries = list(self._entries())
+        entries = self._legend()
         named = min(max(text_width(title, TITLE), text_width(note)), TITLED) + 1
         width = max(layout.width, max(legend_width(entries), named) + 2 * MARGIN)
+        shift = (width - layout.width) / 2
         body = []
+        top = MARGIN
         if title:
             shown = shorten(title, width - 2 * MARGIN, TITLE)
-            body.append(text("ink title", MARGIN, self.top + 16, shown))
-            self.top += 28
+            body.append(text("ink title", MARGIN, top + 16, shown))
+            top += 28
         if note:
-            body.append(text("muted", MARGIN, self.top + 10, note))
-            self.top += 24
-        start = self.top + 4
-        self.top += HEADER * self.has_columns + BOX / 2
+            body.append(text("muted", MARGIN, top + 10, note))
+            top += 24
+        has_columns = self.devices not in ([], [NOWHERE])
+        self.top = top + HEADER * has_columns + BOX / 2  # the middle of the first rank
         bottom = self.y(max(layout.rank, default=0)) + BOX / 2 + 16
-        body += self._columns(start, bottom, (width - layout.width) / 2)
+        columns = zip(self.devices, layout.columns, strict=True)
+        for device, (left, right) in columns if has_columns else ():
+            x, y = left + shift, top + 4
+            body.append(rect("track column", x, y, right - left, bottom - y, 6))
+            name = shorten(device or "anywhere", right - left)
+            body.append(text("ink strong middle", x + (right - left) / 2, top + 26, name))
         body += legend(MARGIN, bottom + 24, entries)
-        body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
-        return body, width, bottom + 24 + MARGIN
+        body.append(f'<g transform="translate({number(shift)} 0)">')
+        body += [self._arrow(*arrow) for arrow in self.arrows]
+        nodes = [self._node(i, in_page) for i in range(len(self.widths))]
+        return [*body, *nodes, "</g>"], width, bottom + 24 + MARGIN
 
     def y(self, rank: int) -> float:
         """Return the middle of the boxes of a rank."""
         return self.top + rank * self.pitch
 
-    def _columns(self, top: float, bottom: float, shift: float) -> Iterator[str]:
-        if not self.has_columns:
-            return
-        for device, (left, right) in zip(self.devices, self.layout.columns, strict=True):
-            yield rect("track column", left + shift, top, right - left, bottom - top, 6)
-            name = shorten(device or "anywhere", right - left)
-            yield text("ink strong middle", (left + right) / 2 + shift, top + 22, name)
-
-    def node(self, i: int, facts: str) -> str:
-        """Return a box with its text; ``facts`` are its tooltip."""
-        box = self.diagram.boxes[i]
-        width = self.widths[i]
-        left = self.layout.x[i] - width / 2
-        y = self.y(self.layout.rank[i])
+    def _node(self, i: int, in_page: bool) -> str:
+        """Return a box with its text."""
+        box, width, x = self.diagram.boxes[i], self.widths[i], round(self.layout.x[i])
+        left, y = x - width / 2, self.y(self.layout.rank[i])
         rx = BOX / 2 if box.kind == "input" else 4
-        has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
-        cls = f"task {box.phase}" if has_phase else box.kind
+        has_phase = box.kind == "task" and box.phase in self.phases
+        cls = f"task {box.phase}".rstrip() if has_phase else box.kind
         drawn = rect(cls, left + 4, y - BOX / 2 + 4, width, BOX, rx) if box.amount else ""
-        drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, facts)
-        ink = "on-task" if box.kind == "task" else "ink"
-        x = self.layout.x[i]
-        if not box.amount:
-            return drawn + text(f"{ink} middle", x, y + 4, _text(box, width - 12))
-        drawn += text(f"{ink} middle", x, y - 2, _text(box, width - 12))
-        return drawn + text(f"{ink} middle label", x, y + 10, _below(box, width - 12))
+        drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, "" if in_page else box.facts)
+        ink = "on-task middle" if box.kind == "task" else "ink middle"
+        drawn += text(ink, x, y - 2 if box.amount else y + 4, _text(box, width - 12))
+        if box.amount:
+            drawn += text(f"{ink} label", x, y + 10, _below(box, width - 12))
+        return f"<g>{drawn}</g>" if in_page else drawn
 
-    @property
-    def arrows(self) -> list[tuple[Edge, Arrow, Route]]:
-        """Return all arrows with their ends and routes, the most important ones last."""
-        arrows = self.diagram.arrows
-        return sorted(
-            zip(arrows, arrows.values(), self.layout.routes, strict=True),
-            key=lambda item: (not item[1].faint, -KINDS.index(item[1].kind)),
-        )
-
-    def _arrow(self, item: tuple[Edge, Arrow, Route]) -> str:
-        (a, b), arrow, route = item
-        y1 = self.y(self.layout.rank[a]) + BOX / 2
-        y2 = self.y(self.layout.rank[b]) - BOX / 2
+    def _arrow(self, ends: Edge, kind: Kind, route: Route) -> str:
+        """Return an arrow, which bends only between ranks, where no nodes are."""
+        above, below = (self.layout.rank[end] for end in ends)
+        y1, y2 = self.y(above) + BOX / 2, self.y(below) - BOX / 2
         gap = self.pitch - BOX
-        if self.layout.rank[a] == self.layout.rank[b]:
-            y1 = y2 = y1 if route.leaves < route.enters else y2
-            gap = gap if route.leaves < route.enters else -gap
-        return path(self.look(arrow), *_curve(route, y1, y2, gap))
+        leaves, enters = round(route.leaves), round(route.enters)
+        turns: list[str | float]
+        if above == below:
+            is_under = leaves < enters
+            y1, bend = (y1, 0.7 * gap) if is_under else (y2, -0.7 * gap)
+            turns = ["c", 0, bend, enters - leaves, bend, enters - leaves, 0]
+        elif route.passes is None:
+            turns = _turn(enters - leaves, y2 - y1)
+        else:
+            passes = round(route.passes)
+            turns = [*_turn(passes - leaves, gap), "V", y2 - gap, *_turn(enters - passes, gap)]
+        return path(f"line {kind}", "M", leaves, y1, *turns)
 
-    def look(self, arrow: Arrow) -> str:
-        """Return the classes of an arrow."""
-        return f"line {arrow.kind}" + " faint" * arrow.faint
-
-    def _entries(self) -> Iterator[tuple[str, str, str]]:
+    def _legend(self) -> list[tuple[str, str, str]]:
         """Return the legend of what occurs in the picture."""
         boxes = self.diagram.boxes
-        arrows = self.diagram.arrows.values()
-        kinds = {box.kind for box in boxes} | {arrow.kind for arrow in arrows}
-        phased = len(self.phases) > 1
-        shown = (
-            ("input" in kinds, "pill", "input", "input"),
-            ("task" in kinds and not phased, "box", "task", "task"),
-            (phased and "" in self.phases, "box", "task", "forward"),
-            *((phased and name in self.phases, "box", f"task {name}", name) for name in PHASES),
-            ("view" in kinds, "box", "view", "view"),
-            (any(box.amount for box in boxes), "stack", "task", "several"),
-            ("data" in kinds, "line", "line data", "data"),
-            (any(arrow.faint for arrow in arrows), "line", "line data faint", "data from afar"),
-            ("move" in kinds, "line", "line move", "data copied"),
-            ("anti" in kinds, "line", "line anti", "write after read"),
-            ("order" in kinds, "line", "line order", "order only"),
-        )
-        return ((symbol, cls, name) for there, symbol, cls, name in shown if there)
+        seen: set[str] = {*self.diagram.arrows.values(), *(box.kind for box in boxes)}
+        seen |= {"several"} if any(box.amount for box in boxes) else set()
+        if self.phases:
+            seen = seen - {"task"} | {phase or "forward" for phase in self.phases}
+        return [entry for kind, entry in _LEGEND.items() if kind in seen]
+
+
+def _turn(right: float, down: float) -> list[str | float]:
+    return ["c", 0, down / 2, right, down / 2, right, down]
 
 
 def _width(box: Box) -> float:
     wide = max(text_width(_text(box)), text_width(_below(box), LABEL)) + 22
+    wide = 2 * round(wide / 2)  # so that the sides are at whole pixels
     return min(max(wide, NODE[0]), WIDER if box.amount or box.result else NODE[1])
 
 
@@ -277,24 +256,6 @@ def _text(box: Box, width: float = 1e6) -> str:
     return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{result}"
 
 
-def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | float]:
-    """Return the curve of a route, which bends only between ranks, where no nodes are."""
-    yield from ("M", route.leaves, y1)
-    if y1 == y2:
-        y = y1 + 0.7 * gap
-        yield from ("C", route.leaves, y, route.enters, y, route.enters, y2)
-    elif route.passes is None:
-        yield from _turn(route.leaves, y1, route.enters, y2)
-    else:
-        yield from _turn(route.leaves, y1, route.passes, y1 + gap)
-        yield from ("V", y2 - gap, *_turn(route.passes, y2 - gap, route.enters, y2))
-
-
-def _turn(x1: float, y1: float, x2: float, y2: float) -> Sequence[str | float]:
-    middle = (y1 + y2) / 2
-    return "C", x1, middle, x2, middle, x2, y2
-
-
 # ---- DOT
 
 _BOXES = {
@@ -304,6 +265,7 @@ _BOXES = {
 }
 _ARROWS = {
     "data": 'color="#59636e"',
+    "faint": 'color="#a8afb8"',
     "move": 'color="#e69f00", penwidth=2.4, tooltip="data copied"',
     "anti": 'color="#59636e", style=dotted, tooltip="write after read"',
     "order": 'color="#59636e", style=dashed, tooltip="order only"',
@@ -344,7 +306,7 @@ def graph_dot(
             lines += [f"  subgraph cluster{mine[0]} {{", f"    label={_quoted(place)};"]
             inner = [*(f"  {line}" for line in inner), "  }"]
         lines += inner
-    lines += [f"  n{a} -> n{b} [{_dot_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
+    lines += [f"  n{a} -> n{b} [{_ARROWS[kind]}];" for (a, b), kind in found.arrows.items()]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -352,10 +314,6 @@ def _dot_box(box: Box) -> str:
     label = "\n".join(filter(None, (box.label, box.amount, box.result and f"→ {box.result}")))
     more = ", peripheries=2" * bool(box.amount)
     return f"label={_quoted(label)}, tooltip={_quoted(box.facts)}, {_BOXES[box.kind]}{more}"
-
-
-def _dot_arrow(arrow: Arrow) -> str:
-    return _ARROWS[arrow.kind] + ', color="#a8afb8"' * arrow.faint
 
 
 def _quoted(text: str) -> str:

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from autosched._lib.text import count as plural
 from autosched.errors import ChartError, shown
-from autosched.graph.graph import Graph, Task, Value
+from autosched.graph.graph import Graph
 
 NOWHERE = ""  # the device of unplaced tasks
 MOST_NAMES = 12  # in the tooltip of a box
@@ -33,27 +33,27 @@ PARTS = (70, 100)  # of a page's graph: at most the first, or the second if they
 MOST_OUTER = 60  # arrows to and from boxes around a part; of more, the first and last are shown
 BUDGET = 30_000  # boxes in all parts of a page
 
-Node = Value | Task
 Edge = tuple[int, int]
 Keys = Sequence[Hashable]
-Kind = Literal["move", "data", "anti", "order"]
-# Of several dependencies between two boxes, the first of these counts.
-KINDS: Sequence[Kind] = ("move", "data", "anti", "order")
+Path = tuple[str, ...]
+# Data, copied to another device or not, or only order. Of several dependencies between two boxes
+# the first of these counts. In a simplified graph, data that also arrive by other boxes are faint.
+Kind = Literal["move", "data", "anti", "order", "faint"]
+KINDS: Sequence[Kind] = ("move", "data", "anti", "order", "faint")
 
 
 @dataclass(frozen=True)
 class Box:
     """A source or a task, or several on one device, with their label and ``names``.
 
-    ``path`` is their common module, ``phase`` their common phase if that is not the forward pass;
-    ``outputs`` are the outputs of the graph that they are or make.
+    ``phase`` is their common phase if that is not the forward pass; ``outputs`` are the outputs of
+    the graph that they are or make.
     """
 
     kind: Literal["input", "task", "view"]
     label: str
     place: str
     names: tuple[str, ...]
-    path: tuple[str, ...] = ()
     phase: str = ""
     outputs: tuple[str, ...] = ()
 
@@ -73,25 +73,13 @@ class Box:
     def facts(self) -> str:
         """The text of its tooltip, in some lines."""
         where = f" on {self.place}" if self.place else ""
-        outputs = [f"output {', '.join(self.outputs[:MOST_NAMES])}"] * bool(self.outputs)
-        if not self.amount:
-            return "\n".join([self.label, f"{self.kind}{where}", *outputs])
-        rest = len(self.names) - MOST_NAMES
-        more = [f"and {rest:,} more"] * (rest > 0)
-        names = self.names[:MOST_NAMES]
-        return "\n".join([self.label, f"{self.amount}{where}", *names, *more, *outputs])
-
-
-@dataclass(frozen=True)
-class Arrow:
-    """A dependency between boxes: data, copied to another device or not, or only order.
-
-    ``faint`` if it is of little interest in a picture of many tasks: data from distant boxes that
-    also arrive by other boxes.
-    """
-
-    kind: Kind
-    faint: bool = False
+        lines = [self.label, f"{self.amount or self.kind}{where}"]
+        if self.amount:
+            rest = len(self.names) - MOST_NAMES
+            lines += [*self.names[:MOST_NAMES], *[f"and {rest:,} more"] * (rest > 0)]
+        if self.outputs:
+            lines.append(f"output {', '.join(self.outputs[:MOST_NAMES])}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ class Diagram:
     """
 
     boxes: Sequence[Box]
-    arrows: Mapping[Edge, Arrow]
+    arrows: Mapping[Edge, Kind]
     note: str = ""
     rank: Sequence[int] | None = None
 
@@ -132,16 +120,16 @@ def diagram(
         expected = "a number of levels of modules, 0 or more, or None"
         raise ChartError(f"depth must be {expected}, got {shown(depth)}")
     nodes = _Nodes(graph, device or {})
-    sources, count = len(graph.sources), len(nodes.nodes)
-    groups = [[i] for i in range(count)]
+    groups = [[i] for i in range(len(nodes.names))]
     rank = None
-    if depth is not None or count > most:
-        groups, rank = _with_sources(nodes, sources, depth, most)
+    if depth is not None or len(groups) > most:
+        groups, rank = nodes.with_sources(depth, most)
         if depth is None and len(groups) > most:  # sources have boxes, too
-            groups, rank = _with_sources(nodes, sources, depth, max(2 * most - len(groups), 1))
+            groups, rank = nodes.with_sources(depth, max(2 * most - len(groups), 1))
     found = nodes.diagram(groups, rank)
-    note = f"{len(graph.tasks):,} tasks and {plural(sources, 'input')} in {len(groups):,} boxes"
-    return replace(found, note=note if len(groups) < count else "")
+    inputs = plural(nodes.sources, "input")
+    note = f"{len(graph.tasks):,} tasks and {inputs} in {len(groups):,} boxes"
+    return replace(found, note=note if len(groups) < len(nodes.names) else "")
 
 
 def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
@@ -150,17 +138,17 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
     A part is shown with the boxes around it. Sources are left out.
     """
     nodes = _Nodes(graph, device)
-    first = len(graph.sources)
+    first = nodes.sources
     users: dict[int, list[int]] = {}
     for i, others in enumerate(nodes.predecessors):
         for other in others:
             users.setdefault(other, []).append(i)
-    waiting: list[tuple[str, tuple[int, int], list[int], list[list[int]]]] = [
-        (graph.name, (-1, -1), list(range(first, len(nodes.nodes))), [])
+    waiting: list[tuple[str, Edge, Sequence[int], list[list[int]]]] = [
+        (graph.name, (-1, -1), range(first, len(nodes.names)), [])
     ]
     drawn = 0
     for number, (name, opens, within, around) in enumerate(waiting):
-        groups: list[list[int]] = [[i] for i in within]
+        groups = [[i] for i in within]
         rank = None
         if len(within) > (OPENED if number else WHOLE):
             most = min(max(PARTS[0], len(within) // 200), PARTS[1])
@@ -172,19 +160,17 @@ def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
         below = [group for group in around if not after.isdisjoint(group)]
         if rank is not None:
             rank = [-1] * len(above) + rank + [max(rank) + 1] * len(below)
-            rank = [r - rank[0] for r in rank]
         shown = [*above, *groups, *below]
         found = nodes.diagram(shown, rank, len(above), len(above) + len(groups), after)
-        members = [[i - first for i in group] for group in shown]
-        yield Part(name, opens, found, members)
-        drawn += len(members)
-        for at, group in enumerate(groups):
+        yield Part(name, opens, found, [[i - first for i in group] for group in shown])
+        drawn += len(shown)
+        for at, group in enumerate(groups, len(above)):
             if len(group) > 1 and drawn + len(group) < BUDGET:
                 drawn += len(group)
                 beside = [other for other in (*around, *groups) if other is not group]
-                box = found.boxes[len(above) + at]
+                box = found.boxes[at]
                 where = f" on {box.place}" if box.place else ""
-                waiting.append((f"{box.label}{where}", (number, len(above) + at), group, beside))
+                waiting.append((f"{box.label}{where}", (number, at), group, beside))
 
 
 def is_host(place: str) -> bool:
@@ -197,7 +183,7 @@ def is_host(place: str) -> bool:
 
 @dataclass
 class _Nodes:
-    """The sources and tasks of a graph: their devices, modules, predecessors and outputs."""
+    """The sources and then the tasks of a graph, with columns of facts about them."""
 
     graph: Graph
     device: Mapping[str, str]
@@ -205,12 +191,20 @@ class _Nodes:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self._boxes: dict[tuple[int, ...], tuple[Box, Sequence[tuple[str, ...]]]] = {}
-        self.nodes: list[Node] = [*graph.sources, *graph.tasks]
+        first = self.sources = len(graph.sources)
+        self.names = [source.name for source in graph.sources]
+        self.names += [task.name for task in graph.tasks]
+        self.kinds: list[Literal["input", "task", "view"]] = ["input"] * first
+        self.kinds += ["view" if task.view else "task" for task in graph.tasks]
+        modules = [task.origin.module for task in graph.tasks]
+        self.paths: list[Path] = [()] * first
+        self.paths += [tuple(module.split(".")) if module else () for module in modules]
+        self.phases = [""] * first
+        phases = [task.origin.phase for task in graph.tasks]
+        self.phases += ["" if phase == "forward" else phase for phase in phases]
         self.places = _places(graph, self.device)
-        self.paths = [_path(node) for node in self.nodes]
         self.predecessors = _predecessors(graph, self.places)
-        first = len(graph.sources)
+        self._boxes: dict[tuple[int, ...], Box] = {}
         makers = {value.index: i for i, value in enumerate(graph.sources)}
         for task in graph.tasks:
             written = [use.value for use in (*task.outputs, *task.changes)]
@@ -226,12 +220,30 @@ class _Nodes:
         number = {node: i for i, node in enumerate(within)}
         before = [[number[i] for i in self.predecessors[node] if i in number] for node in within]
         several = len({self.places[node] for node in within}) > MOST_PLACES
-        keys = [("" if several else self.places[i], _phase(self.nodes[i])) for i in within]
+        keys = [("" if several else self.places[i], self.phases[i]) for i in within]
         part, rank = fold(before, keys, [self.paths[i] for i in within], depth, most)
         groups: list[list[int]] = [[] for _ in range(max(part, default=-1) + 1)]
         for i, box in enumerate(part):
             groups[box].append(within[i])
         return groups, rank
+
+    def with_sources(
+        self, depth: int | None, most: float
+    ) -> tuple[list[list[int]], list[int] | None]:
+        """Fold tasks, and sources by their devices and the box of their first reader."""
+        tasks = range(self.sources, len(self.names))
+        groups, rank = self.folded(tasks, depth, most)
+        box = {node: i for i, group in enumerate(groups) for node in group}
+        reader: dict[int, int] = {}
+        for node in tasks:
+            for other in self.predecessors[node]:
+                reader.setdefault(other, box[node])
+        found: dict[tuple[str, int | None], list[int]] = {}
+        for i in range(self.sources):
+            found.setdefault((self.places[i], reader.get(i)), []).append(i)
+        if rank is not None:
+            rank = [rank[at] - 1 if at is not None else -1 for _, at in found] + rank
+        return [*found.values(), *groups], rank
 
     def diagram(
         self,
@@ -254,7 +266,6 @@ class _Nodes:
             for node in group
             if i < last or node in after
         }
-        boxes = _distinguished([self._box(tuple(group)) for group in groups])
         is_simplified = any(len(group) > 1 for group in groups)
         found = self._arrows(source, target, is_simplified, rank)
         arrows = {(a, b): found[a, b] for a, b in found if a >= first or b < last}
@@ -264,28 +275,40 @@ class _Nodes:
         for a, b in outer if len(outer) > MOST_OUTER else ():
             if least[a] != b and most[b] != a:
                 del arrows[a, b]
-        return Diagram(boxes, arrows, rank=rank)
+        return Diagram(self._distinguished(groups), arrows, rank=rank)
 
-    def _box(self, group: tuple[int, ...]) -> tuple[Box, Sequence[tuple[str, ...]]]:
+    def _distinguished(self, groups: Sequence[Sequence[int]]) -> list[Box]:
+        """Return boxes, those of equal labels labelled by their first and last module if they differ."""
+        boxes = [self._box(tuple(group)) for group in groups]
+        counts = Counter((box.kind, box.label) for box in boxes)
+        for i, (box, group) in enumerate(zip(boxes, groups, strict=True)):
+            if counts[box.kind, box.label] == 1 and " … " not in box.label:
+                continue
+            level = len(_common([self.paths[node] for node in group])) + 1
+            first, last = (".".join(self.paths[node][:level]) for node in (group[0], group[-1]))
+            if first and last and first != last:
+                label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
+                boxes[i] = replace(box, label=label)
+        return boxes
+
+    def _box(self, group: tuple[int, ...]) -> Box:
         """Return a box for sources or for tasks, labelled by their common module and phase."""
         if group in self._boxes:  # boxes around one part are often around another
             return self._boxes[group]
-        nodes = [self.nodes[i] for i in group]
-        paths = [self.paths[i] for i in group]
-        names = tuple(node.name for node in nodes)
-        phases = set(map(_phase, nodes))
+        names = tuple(self.names[i] for i in group)
+        kinds = {self.kinds[i] for i in group}
+        phases = {self.phases[i] for i in group}
+        places = {self.places[i] for i in group}
         phase = phases.pop() if len(phases) == 1 else ""
-        path = module = _common(paths)
-        kinds = {_kind(node) for node in nodes}
+        module = _common([self.paths[i] for i in group])
         if kinds == {"input"}:  # parameters are named by their modules
             module = _common([tuple(name.split(".")[:-1]) for name in names])
         title = " ".join(filter(None, (".".join(module), phase)))
         label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
-        places = {self.places[i] for i in group}
-        place = self.places[group[0]] if len(places) == 1 else f"{len(places)} devices"
+        place = places.pop() if len(places) == 1 else f"{len(places)} devices"
         outputs = tuple(label for i in group for label in self.outputs.get(i, ()))
         kind = kinds.pop() if len(kinds) == 1 else "task"
-        self._boxes[group] = Box(kind, label, place, names, path, phase, outputs), paths
+        self._boxes[group] = Box(kind, label, place, names, phase, outputs)
         return self._boxes[group]
 
     def _arrows(
@@ -294,7 +317,7 @@ class _Nodes:
         target: Mapping[int, int],
         is_simplified: bool,
         rank: Sequence[int] | None,
-    ) -> dict[Edge, Arrow]:
+    ) -> dict[Edge, Kind]:
         """Return the arrows between boxes, those of order alone only if no others imply them.
 
         In a simplified graph, sources have arrows to their first readers only, since parameters are
@@ -302,86 +325,37 @@ class _Nodes:
         """
         found: dict[Edge, Kind] = {}
         reader: dict[int, int] = {}  # by source, the box of its first reader
-        sources = len(self.graph.sources)
         for node, box in sorted(target.items()):
             for other, kind in self.predecessors[node].items():
                 if other not in source or source[other] == box:
                     continue
-                if other < sources and is_simplified and reader.setdefault(other, box) != box:
+                if other < self.sources and is_simplified and reader.setdefault(other, box) != box:
                     continue
                 edge = source[other], box
-                known = found.get(edge)
-                if known is None or KINDS.index(kind) < KINDS.index(known):
-                    found[edge] = kind
+                found[edge] = min(found.get(edge, kind), kind, key=KINDS.index)
         implied = _implied(found)
         if rank is not None:  # where bands hide which data goes where, those nearby are enough
-            near = (edge for edge in found if rank[edge[1]] - rank[edge[0]] < 2)
-            shown = {edge for edge in found if edge not in implied}.union(near)
-            return {edge: Arrow(kind) for edge, kind in found.items() if edge in shown}
+            return {
+                (a, b): kind
+                for (a, b), kind in found.items()
+                if (a, b) not in implied or rank[b] - rank[a] < 2
+            }
         return {
-            edge: Arrow(kind, is_simplified and kind == "data" and edge in implied)
+            edge: "faint" if is_simplified and kind == "data" and edge in implied else kind
             for edge, kind in found.items()
             if kind in ("move", "data") or edge not in implied
         }
 
 
-def _with_sources(
-    nodes: _Nodes, sources: int, depth: int | None, most: float
-) -> tuple[list[list[int]], list[int] | None]:
-    """Fold tasks, and sources by their devices and the box of their first reader."""
-    groups, rank = nodes.folded(range(sources, len(nodes.nodes)), depth, most)
-    box = {node: i for i, group in enumerate(groups) for node in group}
-    reader: dict[int, int] = {}
-    for node in range(sources, len(nodes.nodes)):
-        for other in nodes.predecessors[node]:
-            reader.setdefault(other, box[node])
-    found: dict[tuple[str, int | None], list[int]] = {}
-    for i in range(sources):
-        found.setdefault((nodes.places[i], reader.get(i)), []).append(i)
-    if rank is not None:
-        above = [rank[at] - 1 if at is not None else -1 for _, at in found]
-        rank = [r - min([0, *above]) for r in (*above, *rank)]
-    return [*found.values(), *groups], rank
-
-
-def _path(node: Node) -> tuple[str, ...]:
-    module = "" if isinstance(node, Value) else node.origin.module
-    return tuple(module.split(".")) if module else ()
-
-
-def _phase(node: Node) -> str:
-    phase = "" if isinstance(node, Value) else node.origin.phase
-    return "" if phase == "forward" else phase
-
-
-def _kind(node: Node) -> Literal["input", "task", "view"]:
-    return "input" if isinstance(node, Value) else "view" if node.view else "task"
-
-
-def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common(paths: Sequence[Path]) -> Path:
     """Return the common prefix.
 
     >>> _common([("layer1", "0", "conv"), ("layer1", "1")])
     ('layer1',)
     """
-    low = min(paths)
-    high = max(paths)
+    low, high = min(paths), max(paths)
     same = [a == b for a, b in zip(low, high, strict=False)]
     return low[: [*same, False].index(False)]
-
-
-def _distinguished(boxes: Sequence[tuple[Box, Sequence[tuple[str, ...]]]]) -> list[Box]:
-    """Relabel boxes of equal labels by their first and last module, if that distinguishes them."""
-    counts = Counter((box.kind, box.label) for box, _ in boxes)
-    relabelled = []
-    for box, paths in boxes:
-        level = len(box.path) + 1
-        first, last = (".".join(path[:level]) for path in (paths[0], paths[-1]))
-        is_ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
-        label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
-        changes = is_ambiguous and first and last and first != last
-        relabelled.append(replace(box, label=label) if changes else box)
-    return relabelled
 
 
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
@@ -438,7 +412,7 @@ def _implied(edges: Iterable[Edge]) -> set[Edge]:
 def fold(
     predecessors: Sequence[Sequence[int]],
     keys: Keys,
-    paths: Sequence[tuple[str, ...]],
+    paths: Sequence[Path],
     depth: int | None,
     most: float,
 ) -> tuple[list[int], list[int] | None]:
@@ -449,19 +423,19 @@ def fold(
     boxes; if no number does, boxes are of bands.
     """
     if depth is not None:
-        by_path = [(key, path[:depth]) for key, path in zip(keys, paths, strict=True)]
-        return acyclic_partition(by_path, predecessors), None
+        return acyclic_partition([*zip(keys, _cut(paths, depth), strict=True)], predecessors), None
     levels = max(map(len, paths), default=0)
-    candidates: Iterator[Keys] = (
-        [(key, path[:level]) for key, path in zip(keys, paths, strict=True)]
-        for level in range(levels, 0, -1)
-    )
-    for candidate in candidates if levels else [_chains(keys, predecessors)]:
+    by_path = ([*zip(keys, _cut(paths, n), strict=True)] for n in range(levels, 0, -1))
+    for candidate in by_path if levels else [_chains(keys, predecessors)]:
         if len(set(candidate)) <= most:
             part = acyclic_partition(candidate, predecessors, most)
             if max(part, default=0) < most:
                 return part, None
     return _bands(predecessors, keys, most)
+
+
+def _cut(paths: Iterable[Path], depth: int) -> Iterator[Path]:
+    return (path[:depth] for path in paths)
 
 
 def _chains(keys: Keys, predecessors: Sequence[Sequence[int]]) -> Keys:
@@ -507,12 +481,13 @@ def acyclic_partition(
     ancestors: list[int] = []  # of each box, as a bit set
     found: list[int] = []
     for key, nodes in zip(keys, predecessors, strict=True):
-        others = dict.fromkeys(found[node] for node in nodes)
         box = latest.get(key, -1)
-        mine = _ancestors(others, ancestors, box)
+        mine = 0
+        for other in {found[node] for node in nodes} - {box}:
+            mine |= ancestors[other] | 1 << other
         if box < 0 or mine >> box & 1:
             box = latest[key] = len(ancestors)
-            ancestors.append(_ancestors(others, ancestors, box))
+            ancestors.append(mine)
         elif mine & ~ancestors[box]:
             for other, known in enumerate(ancestors):
                 if other == box or known >> box & 1:
@@ -525,11 +500,3 @@ def acyclic_partition(
     order = sorted(range(len(ancestors)), key=lambda box: ancestors[box].bit_count())
     number = {box: i for i, box in enumerate(order)}
     return [number[box] for box in found]
-
-
-def _ancestors(others: Iterable[int], ancestors: Sequence[int], box: int) -> int:
-    found = 0
-    for other in others:
-        if other != box:
-            found |= ancestors[other] | 1 << other
-    return found

@@ -73,53 +73,49 @@ def gantt_rows(*timelines: Timeline, copies: bool = True) -> list[Row]:
     """
     hosts = {name: host for timeline in timelines for name, host in timeline.hosts.items()}
     whole = Timeline(tuple(span for timeline in timelines for span in timeline.spans), hosts=hosts)
-    lanes = _lanes(timelines)
-    rows: dict[tuple[str, str, int], list[list[Span]]] = {}
     streams = sorted_streams(whole)
-    for stream in streams:
-        if not _is_single(stream) and (copies or not stream.name.startswith("copy")):
-            rows[*stream, 0] = [[] for _ in timelines]
+    placed: dict[tuple[Key, Stream], list[tuple[int, Span]]] = {}
     for at, timeline in enumerate(timelines):
-        for span in sorted(timeline.spans, key=lambda span: span.start):
+        for span in sorted(timeline.spans, key=_start):
             for stream in span.streams:
-                lane = lanes.get((_key(span), stream))
-                row = (*stream, 0) if lane is None else (stream.device, "copies", lane)
-                if row not in rows and copies:
-                    rows[row] = [[] for _ in timelines]
-                if row in rows:
-                    rows[row][at].append(span)
+                placed.setdefault((span_key(span), stream), []).append((at, span))
+    rows: dict[tuple[str, str, int], list[list[Span]]] = {}
+    ends: dict[tuple[str, int, int], float] = {}  # of copies, by device, row and timeline
+    for (_, stream), mine in placed.items():
+        device, name, lane = stream.device, stream.name, 0
+        if name.startswith("copy") and not copies:
+            continue
+        if re.fullmatch(r"copy-\d+", name):  # is for one copy, as where there is no contention
+            name = "copies"
+            while any(ends.get((device, lane, at), 0.0) > span.start for at, span in mine):
+                lane += 1
+            ends |= {(device, lane, at): span.end for at, span in mine}
+        row = rows.setdefault((device, name, lane), [[] for _ in timelines])
+        for at, span in mine:
+            row[at].append(span)
     devices = list(dict.fromkeys(stream.device for stream in streams))
-    ordered = sorted(rows, key=lambda row: devices.index(row[0]))
+    order = {(stream.device, stream.name): i for i, stream in enumerate(streams)}
+
+    def place(row: tuple[str, str, int]) -> tuple[int, int, int]:
+        return devices.index(row[0]), order.get(row[:2], len(order)), row[2]
+
     return [
-        Row(device, "" if lane else name, hosts.get(device, ""), rows[device, name, lane])
-        for device, name, lane in ordered
+        Row(
+            device,
+            "" if lane else name,
+            hosts.get(device, ""),
+            [sorted(spans, key=_start) for spans in rows[device, name, lane]],
+        )
+        for device, name, lane in sorted(rows, key=place)
     ]
 
 
-def _lanes(timelines: Sequence[Timeline]) -> dict[tuple[Key, Stream], int]:
-    """Return which row of its device a copy is in, of those that streams for one copy share."""
-    copies: dict[tuple[Key, Stream], list[tuple[int, Span]]] = {}
-    for at, timeline in enumerate(timelines):
-        for span in sorted(timeline.spans, key=lambda span: span.start):
-            for stream in filter(_is_single, span.streams):
-                copies.setdefault((_key(span), stream), []).append((at, span))
-    lanes = {}
-    ends: dict[tuple[str, int, int], float] = {}  # by device, row and timeline
-    for (key, stream), mine in copies.items():
-        lane = 0
-        while any(ends.get((stream.device, lane, at), 0.0) > span.start for at, span in mine):
-            lane += 1
-        lanes[key, stream] = lane
-        ends |= {(stream.device, lane, at): span.end for at, span in mine}
-    return lanes
+def _start(span: Span) -> float:
+    return span.start
 
 
-def _is_single(stream: Stream) -> bool:
-    """Whether a stream is for one copy, as lowering makes them where there is no contention."""
-    return re.fullmatch(r"copy-\d+", stream.name) is not None
-
-
-def _key(span: Span) -> Key:
+def span_key(span: Span) -> Key:
+    """Return the run and the instruction of a span."""
     return span.run, span.instruction
 
 
@@ -207,9 +203,8 @@ def entries(
     """Yield the legend of what occurs in charts."""
     seen = {_phase(span, phases) for chart in charts for span in chart.spans if span.kind == "run"}
     if seen & {*PHASES}:
-        for phase in ("", *PHASES):
-            if phase in seen:
-                yield "box", f"task {phase}".rstrip(), phase or "forward"
+        shown = [phase for phase in ("", *PHASES) if phase in seen]
+        yield from (("box", f"task {phase}".rstrip(), phase or "forward") for phase in shown)
     else:
         yield "box", "task", "task"
     if any(chart.run_count > 1 for chart in charts):
@@ -247,7 +242,7 @@ class _Chart:
         self.left = MARGIN + self.indent + more
         self.right = self.width - MARGIN - IDLE
         self.spans = [row.spans[self.at] for row in self.rows]
-        self.critical = {_key(span) for span in self.timeline.critical_path()}
+        self.critical = {span_key(span) for span in self.timeline.critical_path()}
         # Many rows are lower, so that a chart of a hundred devices is still of one page.
         self.scale = max(min(HIGH / (len(self.rows) * (BOX + GAP) or 1), 1.0), LOW / (BOX + GAP))
         self.labels = [self._labels(spans) for spans in self.spans]
@@ -326,7 +321,7 @@ class _Chart:
         labels = {}
         limits = [*(self.x(span.start) for span in spans[1:]), self.right]
         for span, limit in zip(spans, limits, strict=False):
-            key, name = _key(span), span.name
+            key, name = span_key(span), span.name
             right = self.x(span.end)
             width = right - self.x(span.start)
             if short := shorten(name, width - 3, LABEL):
@@ -346,8 +341,8 @@ class _Chart:
                 if self.x(span.end) - filled < CLOSE:
                     continue
                 filled = self.x(span.end)
-                box = self._box(span, place, labels.get(_key(span)))
-                if _key(span) in self.critical:
+                box = self._box(span, place, labels.get(span_key(span)))
+                if span_key(span) in self.critical:
                     outlined.append(box)
                 else:
                     yield box
@@ -358,7 +353,7 @@ class _Chart:
         width = self.x(span.end) - left
         kind = "task" if span.kind == "run" else "copy"
         cls = " ".join(filter(None, (kind, _phase(span, self.phases), "odd" * (span.run % 2))))
-        cls += " critical" * (_key(span) in self.critical) + " thin" * (width < THIN)
+        cls += " critical" * (span_key(span) in self.critical) + " thin" * (width < THIN)
         streams = " and ".join(map(str, span.streams))
         times = f"start {duration(span.start)}, takes {duration(span.seconds)}"
         of_run = f" of run {span.run}" if span.run else ""
@@ -384,12 +379,14 @@ class _Chart:
         places: dict[Key, list[_Place]] = {}
         for spans, place in zip(self.spans, self.places, strict=True):
             for span in spans:
-                places.setdefault(_key(span), []).append(place)
+                places.setdefault(span_key(span), []).append(place)
         yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
         for a, b in chart.arrows:
             before, after = chart.spans[a], chart.spans[b]
             ends = [
-                (p, q) for p in places.get(_key(before), ()) for q in places.get(_key(after), ())
+                (p, q)
+                for p in places.get(span_key(before), ())
+                for q in places.get(span_key(after), ())
             ]
             if not ends:
                 continue
@@ -437,7 +434,7 @@ def gantt_text(
     cells = max(width - indent - SHARE, LEAST)
     end = timeline.makespan
     path = timeline.critical_path() if colour else ()
-    bold = {_key(span) for span in path} if colour else None
+    bold = {span_key(span) for span in path} if colour else None
     lines = []
     last = None
     for row, name in zip(rows, names, strict=True):
@@ -477,7 +474,7 @@ def _text_row(spans: Sequence[Span], end: float, cells: int, bold: Collection[Ke
         if left < right:
             box = _text_box(span, right - left)
             if bold is not None:
-                weight = "1;" * (_key(span) in bold)
+                weight = "1;" * (span_key(span) in bold)
                 box = f"\x1b[{weight}{COLOURS[span.kind]}m{box}\x1b[0m"
             row += " " * (left - filled) + box
             filled = right

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 GAP = 18.0  # between nodes side by side
 GUTTER = 56.0  # the most between columns; less if few edges run there
@@ -28,12 +30,10 @@ DISTANT = 64  # ranks: longer edges run in the gutters without search for a shor
 SWEEPS = 6
 
 Edge = tuple[int, int]
-Neighbours = Sequence[Sequence[int]]
 Trunk = tuple[int, int]  # a gutter, and the source of the edges that run in it
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """The x where an edge leaves, where it passes ranks in between or None, and where it enters.
 
     An edge within a rank leaves and enters below the nodes if it leads to the right, else above.
@@ -70,199 +70,177 @@ def layout(
     >>> found.rank, found.columns
     ([0, 1, 2], [(22.0, 112.0), (134.0, 224.0)])
     """
-    predecessors: list[list[int]] = [[] for _ in column]
-    successors: list[list[int]] = [[] for _ in column]
-    for a, b in edges:
-        predecessors[b].append(a)
-        successors[a].append(b)
-    if rank is None:
-        rank = _ranks(column, width, predecessors, successors, floating)
-    cells: dict[tuple[int, int], list[int]] = {}
-    for node in sorted(range(len(column)), key=lambda node: rank[node]):
-        cells.setdefault((rank[node], column[node]), []).append(node)
-    gutters = [GUTTER] * (max(column, default=-1) + 2)
-    for _ in range(2):  # again with gutters as wide as their edges need
-        columns = _columns(gutters, cells, width)
-        x = _positions(cells, columns, width, predecessors, successors)
-        routes, lanes = _routes(edges, x, rank, column, columns, gutters, width)
-        total = (columns[-1][1] if columns else 0.0) + gutters[-1]
-        wanted = (2 * CLEAR + LANE * max(lanes.get(i, 0), 1) for i in range(len(gutters)))
-        gutters = [min(gutter, GUTTER) for gutter in wanted]
-    return Layout(x, rank, columns, routes, total)
+    return _Sheet(column, width, edges).laid_out(floating, rank)
 
 
-def _ranks(
-    column: Sequence[int],
-    width: Sequence[float],
-    predecessors: Neighbours,
-    successors: Neighbours,
-    floating: Collection[int],
-) -> list[int]:
-    """Return the rank of each node; if a column is full at a rank, nodes use the next free rank."""
-    count = max(column, default=0) + 1
-    room = max(ROOM / count, LEAST_ROOM)
-    rank = [0] * len(column)
-    filled: dict[tuple[int, int], float] = {}
+@dataclass
+class _Sheet:
+    """Nodes and edges, and where they are so far."""
 
-    def is_full(r: int, node: int) -> bool:
-        return 0.0 < filled.get((r, column[node]), 0.0) > room - width[node]
+    column: Sequence[int]
+    width: Sequence[float]
+    edges: Sequence[Edge]
 
-    def fill(r: int, node: int) -> None:
-        rank[node] = r
-        filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
+    def __post_init__(self) -> None:
+        self.predecessors: list[list[int]] = [[] for _ in self.column]
+        self.successors: list[list[int]] = [[] for _ in self.column]
+        for a, b in self.edges:
+            self.predecessors[b].append(a)
+            self.successors[a].append(b)
 
-    for node, before in enumerate(predecessors):
-        wanted = rank[node] = max((rank[other] + 1 for other in before), default=0)
-        if node not in floating:
-            while is_full(wanted, node):
-                wanted += 1
-            fill(wanted, node)
-    for node in sorted(floating, reverse=True):
-        least = rank[node] if predecessors[node] else -len(column)
-        wanted = max(least, min((rank[other] for other in successors[node]), default=0) - 1)
-        while wanted > least and is_full(wanted, node):
-            wanted -= 1
-        fill(wanted, node)
-    number = {r: i for i, r in enumerate(sorted(set(rank)))}
-    return [number[r] for r in rank]
+    def laid_out(self, floating: Collection[int], rank: Sequence[int] | None) -> Layout:
+        rank = self.ranks(floating) if rank is None else rank
+        number = {r: i for i, r in enumerate(sorted(set(rank)))}
+        self.rank = [number[r] for r in rank]
+        self.cells: dict[tuple[int, int], list[int]] = {}
+        for node in sorted(range(len(rank)), key=self.rank.__getitem__):
+            self.cells.setdefault((self.rank[node], self.column[node]), []).append(node)
+        gutters = [GUTTER] * (max(self.column, default=-1) + 2)
+        for _ in range(2):  # again with gutters as wide as their edges need
+            columns = self.columns(gutters)
+            self.x = self.positions(columns)
+            routes, lanes = self.routes(columns, gutters)
+            total = (columns[-1][1] if columns else 0.0) + gutters[-1]
+            wanted = (2 * CLEAR + LANE * max(lanes.get(i, 0), 1) for i in range(len(gutters)))
+            gutters = [min(gutter, GUTTER) for gutter in wanted]
+        return Layout(self.x, self.rank, columns, routes, total)
 
+    def ranks(self, floating: Collection[int]) -> list[int]:
+        """Return ranks; if a column is full at one, nodes use the next free one."""
+        column, width = self.column, self.width
+        room = max(ROOM / (max(column, default=0) + 1), LEAST_ROOM)
+        rank = [0] * len(column)
+        filled: dict[tuple[int, int], float] = {}
 
-def _columns(
-    gutters: Sequence[float], cells: dict[tuple[int, int], list[int]], width: Sequence[float]
-) -> list[tuple[float, float]]:
-    """Return the left and right side of each column, which is as wide as its widest rank."""
-    widths = [LEAST] * (len(gutters) - 1)
-    for (_, column), nodes in cells.items():
-        widths[column] = max(widths[column], sum(width[node] + GAP for node in nodes) + GAP)
-    sides = []
-    left = 0.0
-    for gutter, wide in zip(gutters, widths, strict=False):
-        left += gutter
-        sides.append((left, left + wide))
-        left += wide
-    return sides
+        def place(node: int, wanted: int, step: int, last: float) -> None:
+            while wanted != last:
+                used = filled.get((wanted, column[node]), 0.0)
+                if not 0.0 < used > room - width[node]:
+                    break
+                wanted += step
+            rank[node] = wanted
+            used = filled.get((wanted, column[node]), 0.0)
+            filled[wanted, column[node]] = used + width[node] + GAP
 
+        for node, before in enumerate(self.predecessors):
+            rank[node] = max((rank[other] + 1 for other in before), default=0)
+            if node not in floating:
+                place(node, rank[node], 1, inf)
+        for node in sorted(floating, reverse=True):
+            least = rank[node] if self.predecessors[node] else -len(column)
+            first = min((rank[other] for other in self.successors[node]), default=0)
+            place(node, max(least, first - 1), -1, least)
+        return rank
 
-def _positions(
-    cells: dict[tuple[int, int], list[int]],
-    columns: Sequence[tuple[float, float]],
-    width: Sequence[float],
-    predecessors: Neighbours,
-    successors: Neighbours,
-) -> list[float]:
-    """Return the x of each node, after sweeps down and up that sort the nodes of each cell."""
-    x = [0.0] * len(width)
+    def columns(self, gutters: Sequence[float]) -> list[tuple[float, float]]:
+        """Return the left and right side of each column, which is as wide as its widest rank."""
+        widths = [LEAST] * (len(gutters) - 1)
+        for (_, column), nodes in self.cells.items():
+            wide = sum(self.width[node] + GAP for node in nodes) + GAP
+            widths[column] = max(widths[column], wide)
+        sides = []
+        left = 0.0
+        for gutter, wide in zip(gutters, widths, strict=False):
+            left += gutter
+            sides.append((left, left + wide))
+            left += wide
+        return sides
 
-    def spread(column: int, nodes: Iterable[int]) -> None:
-        nodes = list(nodes)
-        left = (sum(columns[column]) - sum(width[node] + GAP for node in nodes) + GAP) / 2
-        for node in nodes:
-            x[node] = left + width[node] / 2
-            left += width[node] + GAP
+    def positions(self, columns: Sequence[tuple[float, float]]) -> list[float]:
+        """Return the x of each node, after sweeps down and up that sort the nodes of each cell."""
+        x = [0.0] * len(self.width)
 
-    def barycentre(node: int, neighbours: Neighbours) -> float:
-        near = neighbours[node]
-        return sum(x[other] for other in near) / len(near) if near else x[node]
+        def spread(column: int, nodes: Sequence[int]) -> None:
+            wide = sum(self.width[node] + GAP for node in nodes) - GAP
+            left = (sum(columns[column]) - wide) / 2
+            for node in nodes:
+                x[node] = left + self.width[node] / 2
+                left += self.width[node] + GAP
 
-    for (_, column), nodes in cells.items():
-        spread(column, nodes)
-    for sweep in range(SWEEPS):
-        goes_up = sweep % 2 == 1
-        neighbours = successors if goes_up else predecessors
-        for (_, column), nodes in reversed(cells.items()) if goes_up else cells.items():
-            if len(nodes) > 1:
-                mean = {node: barycentre(node, neighbours) for node in nodes}
-                nodes.sort(key=mean.__getitem__)
-                spread(column, nodes)
-    return x
+        for (_, column), nodes in self.cells.items():
+            spread(column, nodes)
+        for sweep in range(SWEEPS):
+            goes_up = sweep % 2 == 1
+            neighbours = self.successors if goes_up else self.predecessors
+            cells = reversed(self.cells.items()) if goes_up else self.cells.items()
+            for (_, column), nodes in cells:
+                if len(nodes) > 1:
+                    near = {node: [x[other] for other in neighbours[node]] for node in nodes}
+                    mean = {node: sum(xs) / len(xs) if xs else x[node] for node, xs in near.items()}
+                    nodes.sort(key=mean.__getitem__)
+                    spread(column, nodes)
+        return x
 
+    def routes(
+        self, columns: Sequence[tuple[float, float]], gutters: Sequence[float]
+    ) -> tuple[list[Route], dict[int, int]]:
+        """Return the route of each edge, and the number of lanes in each gutter that has any."""
+        x, rank, column, width = self.x, self.rank, self.column, self.width
+        taken: list[list[tuple[float, float]]] = [[] for _ in range(max(rank, default=-1) + 1)]
+        for node in sorted(range(len(x)), key=x.__getitem__):
+            half = width[node] / 2 + CLEAR
+            taken[rank[node]].append((x[node] - half, x[node] + half))
 
-def _routes(
-    edges: Sequence[Edge],
-    x: Sequence[float],
-    rank: Sequence[int],
-    column: Sequence[int],
-    columns: Sequence[tuple[float, float]],
-    gutters: Sequence[float],
-    width: Sequence[float],
-) -> tuple[list[Route], dict[int, int]]:
-    """Return the route of each edge, and the number of lanes in each gutter that has any."""
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(max(rank, default=-1) + 1)]
-    for node in sorted(range(len(x)), key=lambda node: x[node]):
-        half = width[node] / 2 + CLEAR
-        taken[rank[node]].append((x[node] - half, x[node] + half))
+        def is_free(at: float, ranks: range) -> bool:
+            for r in ranks:
+                i = bisect_left(taken[r], (at, at))
+                if i and taken[r][i - 1][1] > at:
+                    return False
+            return True
 
-    def is_free(at: float, ranks: range) -> bool:
-        for r in ranks:
-            i = bisect_left(taken[r], (at, at))
-            if i and taken[r][i - 1][1] > at:
-                return False
-        return True
+        passes: list[float | None] = [None] * len(self.edges)
+        trunks: dict[Trunk, list[int]] = {}
+        sides = [0.0, *(right for _, right in columns)]
+        middles = [side + gutter / 2 for side, gutter in zip(sides, gutters, strict=True)]
+        for i, (a, b) in enumerate(self.edges):
+            between = range(rank[a] + 1, rank[b])
+            if not between:
+                continue
+            tried = (x[a], x[b]) if len(between) < DISTANT else ()
+            passes[i] = next((at for at in tried if is_free(at, between)), None)
+            if passes[i] is None:
+                near = [column[end] + side for end in (a, b) for side in (0, 1)]
+                nearest = min(near, key=lambda i: abs(x[a] - middles[i]) + abs(x[b] - middles[i]))
+                trunks.setdefault((nearest, a), []).append(i)
+        lane = self.lanes(trunks)
+        lanes: dict[int, int] = {}
+        for (gutter, _), number in lane.items():
+            lanes[gutter] = max(lanes.get(gutter, 0), number + 1)
+        for (gutter, source), number in lane.items():
+            # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
+            offset = (number + 1) // 2 * (1 if number % 2 else -1)
+            spacing = min(LANE, (gutters[gutter] - 2 * CLEAR) / lanes[gutter])
+            for i in trunks[gutter, source]:
+                passes[i] = middles[gutter] + offset * spacing
+        leaves, enters = (self.ports(end, passes) for end in (0, 1))
+        for i, (a, b) in enumerate(self.edges):
+            if rank[a] == rank[b]:
+                side = 0.25 if x[a] < x[b] else -0.25
+                leaves[i], enters[i] = x[a] + side * width[a], x[b] - side * width[b]
+        return [Route(*ends) for ends in zip(leaves, passes, enters, strict=True)], lanes
 
-    passes: list[float | None] = [None] * len(edges)
-    trunks: dict[Trunk, list[int]] = {}
-    sides = [0.0, *(right for _, right in columns)]
-    middles = [side + gutter / 2 for side, gutter in zip(sides, gutters, strict=True)]
-    for i, (a, b) in enumerate(edges):
-        between = range(rank[a] + 1, rank[b])
-        if not between:
-            continue
-        straight = (at for at in (x[a], x[b]) if len(between) < DISTANT and is_free(at, between))
-        passes[i] = next(straight, None)
-        if passes[i] is None:
-            near = [column[end] + side for end in (a, b) for side in (0, 1)]
-            nearest = min(near, key=lambda i: abs(x[a] - middles[i]) + abs(x[b] - middles[i]))
-            trunks.setdefault((nearest, a), []).append(i)
-    lane = _lanes(trunks, edges, rank)
-    lanes: dict[int, int] = {}
-    for (gutter, _), number in lane.items():
-        lanes[gutter] = max(lanes.get(gutter, 0), number + 1)
-    for (gutter, source), number in lane.items():
-        # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
-        offset = (number + 1) // 2 * (1 if number % 2 else -1)
-        spacing = min(LANE, (gutters[gutter] - 2 * CLEAR) / lanes[gutter])
-        for i in trunks[gutter, source]:
-            passes[i] = middles[gutter] + offset * spacing
-    leaves = _ports(edges, 0, x, width, passes)
-    enters = _ports(edges, 1, x, width, passes)
-    for i, (a, b) in enumerate(edges):
-        if rank[a] == rank[b]:
-            side = 0.25 if x[a] < x[b] else -0.25
-            leaves[i], enters[i] = x[a] + side * width[a], x[b] - side * width[b]
-    return [Route(*ends) for ends in zip(leaves, passes, enters, strict=True)], lanes
+    def lanes(self, trunks: Mapping[Trunk, Sequence[int]]) -> dict[Trunk, int]:
+        """Give the edges of one source that share a gutter one lane, without overlapping others."""
+        lane: dict[Trunk, int] = {}
+        ended: dict[int, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
+        for trunk in sorted(trunks, key=lambda trunk: (self.rank[trunk[1]], trunk)):
+            gutter, source = trunk
+            heap = ended.setdefault(gutter, [])
+            is_reused = heap and heap[0][0] <= self.rank[source]
+            lane[trunk] = heapq.heappop(heap)[1] if is_reused else len(heap)
+            last = max(self.rank[self.edges[i][1]] for i in trunks[trunk])
+            heapq.heappush(heap, (last, lane[trunk]))
+        return lane
 
-
-def _lanes(
-    trunks: dict[Trunk, list[int]], edges: Sequence[Edge], rank: Sequence[int]
-) -> dict[Trunk, int]:
-    """Give the edges of one source that share a gutter one lane, without overlapping others."""
-    lane: dict[Trunk, int] = {}
-    ended: dict[int, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
-    for trunk in sorted(trunks, key=lambda trunk: (rank[trunk[1]], trunk)):
-        gutter, source = trunk
-        heap = ended.setdefault(gutter, [])
-        is_reused = heap and heap[0][0] <= rank[source]
-        lane[trunk] = heapq.heappop(heap)[1] if is_reused else len(heap)
-        heapq.heappush(heap, (max(rank[edges[i][1]] for i in trunks[trunk]), lane[trunk]))
-    return lane
-
-
-def _ports(
-    edges: Sequence[Edge],
-    end: int,
-    x: Sequence[float],
-    width: Sequence[float],
-    passes: Sequence[float | None],
-) -> list[float]:
-    """Spread the edges that leave (0) or enter (1) a node over its width, by other ends."""
-    by_node: dict[int, list[tuple[float, int]]] = {}
-    for i, edge in enumerate(edges):
-        passing = passes[i]
-        target = x[edge[1 - end]] if passing is None else passing
-        by_node.setdefault(edge[end], []).append((target, i))
-    ports = [0.0] * len(edges)
-    for node, mine in by_node.items():
-        step = min(14.0, (width[node] - 12) / len(mine))
-        for place, (_, i) in enumerate(sorted(mine)):
-            ports[i] = x[node] + (place - (len(mine) - 1) / 2) * step
-    return ports
+    def ports(self, end: int, passes: Sequence[float | None]) -> list[float]:
+        """Spread the edges that leave (0) or enter (1) a node over its width, by other ends."""
+        by_node: dict[int, list[tuple[float, int]]] = {}
+        for i, (edge, passing) in enumerate(zip(self.edges, passes, strict=True)):
+            target = self.x[edge[1 - end]] if passing is None else passing
+            by_node.setdefault(edge[end], []).append((target, i))
+        ports = [0.0] * len(self.edges)
+        for node, mine in by_node.items():
+            step = min(14.0, (self.width[node] - 12) / len(mine))
+            for place, (_, i) in enumerate(sorted(mine)):
+                ports[i] = self.x[node] + (place - (len(mine) - 1) / 2) * step
+        return ports

@@ -27,11 +27,11 @@ from typing import Any
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.program.program import Copy, Program, Run
-from autosched.timeline.timeline import Span, Timeline
+from autosched.timeline.timeline import Timeline, preceding_spans
 from autosched.viz.dag import graph_parts
 from autosched.viz.drawing import phases
 from autosched.viz.format import Steps, natural, summary, thinned
-from autosched.viz.gantt import entries, gantt_rows
+from autosched.viz.gantt import entries, gantt_rows, span_key
 from autosched.viz.svg import PREAMBLE, escape, legend, legend_width
 
 LINES = 6000  # of each text
@@ -141,7 +141,7 @@ def page_data(
     rank = dict(program.ranks)
     rows.sort(key=lambda row: (rank.get(row.device, 0), natural(row.device)))
     where = {
-        (_key(span), row.device): number
+        (span_key(span), row.device): number
         for number, row in enumerate(rows)
         for spans in row.spans
         for span in spans
@@ -149,8 +149,8 @@ def page_data(
     of_device = {row.device: number for number, row in reversed([*enumerate(rows)])}
     on = [[of_device.get(item.stream.device, 0)] for item in items]  # also of what did not run
     for span in (span for timeline in timelines.values() for span in timeline.spans):
-        if _key(span) in item_at:
-            on[item_at[_key(span)]] = [where[_key(span), s.device] for s in span.streams]
+        if span_key(span) in item_at:
+            on[item_at[span_key(span)]] = [where[span_key(span), s.device] for s in span.streams]
     tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
@@ -248,9 +248,10 @@ def _times(
 ) -> dict[str, Any]:
     """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
 
-    The stream is the first one of the item. ``idle`` is None for items that did not run.
+    The stream is the first one of the item. ``idle`` is None for items that did not run. ``last``
+    is the distance to what the item waited for, of all that preceded it, or 0.
     """
-    spans = {_key(span): span for span in timeline.spans}
+    spans = {span_key(span): span for span in timeline.spans}
     idle: list[int | None] = [None] * len(on)
     seconds = [0] * len(on)
     ended: dict[int, int] = {}  # by stream
@@ -261,22 +262,22 @@ def _times(
             idle[item] = start - ended.get(on[item][0], 0)
             seconds[item] = end - start
             ended |= dict.fromkeys(on[item], end)
+    numbers = [item_at[span_key(span)] for span in timeline.spans]
     waits: list[list[int]] = [[] for _ in on]
     for a, b in timeline.arrows:
-        before, item = (item_at[_key(timeline.spans[end])] for end in (a, b))
-        waits[item].append(item - before)
-    critical = sorted(item_at[_key(span)] for span in timeline.critical_path())
+        waits[numbers[b]].append(numbers[b] - numbers[a])
+    last = [0] * len(on)
+    for item, before in zip(numbers, preceding_spans(timeline), strict=True):
+        if before:
+            last[item] = item - numbers[max(before, key=lambda i: timeline.spans[i].end)]
     return {
         "idle": idle,
         "seconds": seconds,
         "waits": waits,
-        "critical": critical,
+        "last": last,
+        "critical": sorted(item_at[span_key(span)] for span in timeline.critical_path()),
         "period": 0 if timeline.period is None else round(timeline.period / tick),
     }
-
-
-def _key(span: Span) -> tuple[int, int]:
-    return span.run, span.instruction
 
 
 def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:

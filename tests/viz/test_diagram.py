@@ -136,7 +136,7 @@ def exchange(devices, steps):
 def test_an_exchange_between_devices_is_seen_however_much_is_folded():
     found = diagram(exchange(2, 60), most=40)
     assert len(found.boxes) <= 40 + 2
-    moves = {edge for edge, arrow in found.arrows.items() if arrow.kind == "move"}
+    moves = {edge for edge, arrow in found.arrows.items() if arrow == "move"}
     inside = {(a, b) for a, b in moves if found.rank[a] == found.rank[b]}
     assert inside
     assert inside == {(b, a) for a, b in inside}

@@ -1,4 +1,4 @@
-// The graph beside the chart: the drawings of the whole and of each part that opens, as Python made them but for arrows.
+// The graph beside the chart: the drawings of the whole and of each part that opens, as Python made them.
 
 const graph = document.getElementById("graph");
 const runs = Array.from({ length: data.each }, (_, item) => item).filter(item => !isCopy(item));  // tasks, of the first run
@@ -21,9 +21,7 @@ function showView(number) {
   const view = data.views[number];
   if (drawing.view !== number) {
     drawing.view = number;
-    const [frame, boxes] = view.svg, looks = view.looks.flatMap(([look, many]) => Array(many).fill(look));
-    const arrows = view.arrows.map((arrow, i) => `<path class="${looks[i]}" d="${curve(arrow, view.y)}"/>`);
-    graph.innerHTML = `<svg class="autosched" viewBox="0 0 ${view.size.join(" ")}">${frame}${arrows.join("")}${boxes}</g></svg>`;
+    graph.innerHTML = `<svg class="autosched" viewBox="0 0 ${view.size.join(" ")}">${view.svg}</svg>`;
     drawing.arrows = [...graph.querySelectorAll("g[transform] > path")];
     drawing.boxes = [...graph.querySelectorAll("g[transform] > g")];
     drawing.ofItem = new Map();
@@ -32,15 +30,6 @@ function showView(number) {
     say();
   }
   mark();
-}
-// An arrow bends only between ranks, where no boxes are, or within its rank.
-function curve([from, to, leaves, over, past], y) {
-  const down = over > 0 ? 1 : -1, gap = 22, half = 14, flat = y[from] === y[to];
-  const first = y[from] + (flat ? down * half : half), last = flat ? first : y[to] - half;
-  const turn = (by, high) => `c0 ${high / 2} ${by} ${high / 2} ${by} ${high}`;
-  if (flat) return `M${leaves} ${first}c0 ${0.7 * gap * down} ${over} ${0.7 * gap * down} ${over} 0`;
-  if (past === undefined) return `M${leaves} ${first}${turn(over, last - first)}`;
-  return `M${leaves} ${first}${turn(past, gap)}V${last - gap}${turn(over - past, gap)}`;
 }
 const up = () => showView(Math.max(data.views[drawing.view].opens[0], 0));
 function open(box) { if (opened[drawing.view].has(box)) showView(opened[drawing.view].get(box)); }

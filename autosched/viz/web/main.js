@@ -25,7 +25,7 @@ function step(by) {
 }
 function go(item) { if (item >= 0) { select([item]); reveal([item]); } }
 function back() {
-  const item = one(), waits = item < 0 ? -1 : shown().waitedFor(item);
+  const item = one(), waits = item < 0 ? -1 : shown().last[item];
   go(waits >= 0 ? waits : predecessors(item)?.[0] ?? -1);
 }
 function onward() {

@@ -37,6 +37,7 @@ class Times {
     for (const row of this.rows) row.sort((a, b) => this.start[a] - this.start[b] || a - b);
     this.critical = new Set(columns.critical);
     this.waits = absolute(columns.waits);
+    this.last = columns.last.map((back, item) => (back ? item - back : -1));  // what each item waited for, or -1
     this.arrows = this.waits.flatMap((others, item) => others.map(other => [other, item]));
     this.period = columns.period;
     const all = this.rows.flat();
@@ -54,18 +55,6 @@ class Times {
       if (this.end(items[middle]) < time) low = middle + 1; else high = middle;
     }
     return low;
-  }
-  // What an item waited for: of all that its streams did or waited for before it, what ended last.
-  waitedFor(item) {
-    if (!this.ran(item)) return -1;
-    const found = [...this.waits[item]];
-    for (const row of data.on[item]) {
-      const items = this.rows[row];
-      let at = this.first(row, this.start[item]);
-      while (at < items.length && items[at] !== item && this.start[items[at]] <= this.start[item]) at++;
-      if (at > 0) found.push(items[at - 1]);
-    }
-    return found.reduce((last, other) => (last < 0 || this.end(other) > this.end(last) ? other : last), -1);
   }
 }
 

@@ -41,7 +41,7 @@ function list(title, items) {
 const describeShort = item => `${place(item)}${shown().ran(item) ? `, ${time(shown().seconds[item])}` : ""}`;
 
 function waiting(item) {
-  const t = shown(), last = t.waitedFor(item);
+  const t = shown(), last = t.last[item];
   if (last < 0) return ["nothing: it is the first on its stream"];
   const shared = data.on[item].some(row => data.on[last].includes(row));
   const why = predecessors(item).includes(last) ? "which it needs" : shared ? "its stream was busy with that" : "as an event says";
@@ -158,7 +158,7 @@ function showTip(item, event, clear) {
   const tip = document.getElementById("tip");
   tip.hidden = item < 0;
   if (item < 0) return;
-  const last = shown().waitedFor(item), extra = [module(item), phase(item)].filter(Boolean).join(", ");
+  const last = shown().last[item], extra = [module(item), phase(item)].filter(Boolean).join(", ");
   tip.replaceChildren(make("b", label(item)), facts([
     ["", extra], [isCopy(item) ? "copy" : "on", isCopy(item) ? place(item) : streamsOf(item)], ...ran(item),
     ["waited for", last < 0 ? "" : label(last)], ["source", source(item)],
