@@ -2,8 +2,8 @@
 
 Drawings are pure functions: they write no file and decide nothing.
 
-``diagram`` chooses the boxes and arrows of a graph, and folds large ones; ``layered_layout`` places
-them. Styles and elements are in ``svg``, formats of times and names in ``format``.
+``layered_layout`` places the boxes of a graph. Styles and elements are in ``svg``, formats of times
+and names in ``format``.
 
 =========  =============================================  =============
 module     draws                                         as

@@ -12,7 +12,7 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
-from autosched.viz.diagram import acyclic_partition, diagram, fold, parts
+from autosched.viz.dag import acyclic_partition, diagram, fold, parts
 from tests.viz.test_viz import edges, elements, first, graphs, texts
 
 
