@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from autosched import ScheduleError
 from autosched._lib.files import write
 from autosched.viz.drawing import draw_pipeline
-from autosched.viz.pipeline import Box
+from autosched.viz.gantt import Box
 
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W")

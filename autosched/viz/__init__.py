@@ -8,9 +8,8 @@ and names in ``format``.
 =========  =============================================  =============
 module     draws                                         as
 =========  =============================================  =============
-gantt      what ran when, on which stream, and why then  SVG, text
+gantt      what ran when, and why then; orders of pipelines  SVG, text
 dag        what depends on what, and on which device     SVG, DOT
-pipeline   what each device of a pipeline does when      SVG
 charts     numbers                                       SVG
 perfetto   what ran when, for Perfetto                   trace JSON
 drawing    any of these that are SVG                     PNG, PDF

@@ -15,8 +15,7 @@ from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
 from autosched.viz.dag import graph_dot, graph_svg
 from autosched.viz.format import summary
-from autosched.viz.gantt import gantt_svg, gantt_text
-from autosched.viz.pipeline import Box, pipeline_svg
+from autosched.viz.gantt import Box, gantt_svg, gantt_text, pipeline_svg
 from autosched.viz.svg import escape
 
 

@@ -1,6 +1,6 @@
 """Draw a predicted or measured timeline as a Gantt chart: as SVG, and as text for a terminal.
 
-Knows spans and streams, no graph.
+Also the actions of a pipeline's devices, as papers do. Knows spans and streams, no graph.
 """
 
 from __future__ import annotations
@@ -399,6 +399,68 @@ class _Chart:
             bend = max(abs(y2 - y1) / 2, 6) * down
             yield path("line wait", "M", x1, y1, "C", x1, y1 + bend, x2, y2 - bend, x2, y2)
         yield "</g>"
+
+
+# ---- orders of pipelines
+
+ACTION = 18.0  # the height of an action
+ACTIONS = {
+    "F": ("task", "F: forward"),
+    "B": ("backward", "B: backward"),
+    "I": ("backward", "I: gradient by the input"),
+    "W": ("optimizer", "W: gradient by the weights"),
+}
+
+
+class Box(NamedTuple):
+    """An action: its start and duration in seconds, its kind (F, B, I, W), label and tooltip.
+
+    Every second stage of a device (``odd``) is paler.
+    """
+
+    start: float
+    seconds: float
+    kind: str
+    label: str
+    tooltip: str
+    odd: bool = False
+
+
+def pipeline_svg(rows: Sequence[Sequence[Box]], title: str) -> str:
+    """Draw the actions of each device as SVG.
+
+    >>> svg = pipeline_svg([[Box(0.0, 1.0, "F", "0", "F of stage 0")]], "one action")
+    >>> svg.startswith("<svg"), "one action" in svg
+    (True, True)
+    """
+    actions = [action for row in rows for action in row]
+    end = max(action.start + action.seconds for action in actions)
+    left = MARGIN + text_width(f"device {len(rows) - 1}") + 12
+    scale = (WIDTH - MARGIN - left) / (end or 1.0)
+    top = MARGIN + 34
+    bottom = top + len(rows) * (ACTION + 4)
+    body = [text("ink title", MARGIN, MARGIN + 14, shorten(title, WIDTH - 2 * MARGIN, TITLE))]
+    for seconds, label in ticks(end, TICKS):
+        body.append(path("grid", "M", left + seconds * scale, top - 4, "V", bottom))
+        body.append(text("muted middle", left + seconds * scale, bottom + 14, label))
+    for rank, row in enumerate(rows):
+        y = top + rank * (ACTION + 4)
+        body.append(text("ink", MARGIN, y + 13, f"device {rank}"))
+        body.append(rect("track", left, y, WIDTH - MARGIN - left, ACTION))
+        for action in row:
+            x, width = left + action.start * scale, action.seconds * scale
+            times = f"start {duration(action.start)}, takes {duration(action.seconds)}"
+            cls = ACTIONS[action.kind][0] + " odd" * action.odd + " thin" * (width < THIN)
+            body.append(rect(cls, x, y, width, ACTION, 0, f"{action.tooltip}\n{times}"))
+            if text_width(action.label, LABEL) + 2 <= width:
+                ink = "ink" if action.odd else "on-task"
+                body.append(text(f"{ink} middle label", x + width / 2, y + 13, action.label))
+    kinds = {action.kind for action in actions}
+    shown = [("box", *look) for kind, look in ACTIONS.items() if kind in kinds]
+    if any(action.odd for action in actions):
+        shown.append(("box", "task odd", "every second stage of a device"))
+    body += legend(MARGIN, bottom + 40, shown)
+    return document(WIDTH, bottom + 60, title, body)
 
 
 # ---- text

@@ -55,7 +55,7 @@ def perfetto_json(
     events: list[_Event] = []
     for name, line in lines.items():
         shown = {} if memory is None or name == "measured" else memory
-        events += _Group(name, line, shown, numbers).events(graph)
+        events += _events(name, line, shown, graph, numbers)
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
         event.update({key: _microseconds(event[key]) for key in ("ts", "dur") if key in event})
@@ -65,89 +65,72 @@ def perfetto_json(
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
-class _Group:
-    """The processes of one timeline: its devices in order."""
+def _events(
+    name: str, timeline: Timeline, memory: Memory, graph: Graph | None, numbers: Iterator[int]
+) -> Iterator[_Event]:
+    """Yield all events of one timeline, in no order; times are in nanoseconds."""
+    streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
+    devices = dict.fromkeys([*(stream.device for stream in streams), *memory])
+    pids = {device: next(numbers) for device in devices}
+    threads = {
+        stream: {"pid": pids[stream.device], "tid": next(numbers)} for stream in timeline.streams
+    }
+    slices = _slices(timeline)
+    for device, pid in pids.items():
+        yield from _named_process(pid, device, timeline.hosts.get(device, ""), name)
+    for stream, thread in threads.items():
+        yield from _named_thread(thread, stream.name)
+    in_flight: dict[Stream, list[tuple[int, float]]] = {}  # changes of bytes
+    for (i, stream), (start, end) in slices.items():
+        span = timeline.spans[i]
+        args = _args(span, graph)
+        yield {**_slice(span.kind, span.name, start, end), **threads[stream], "args": args}
+        if span.kind == "copy" and span.nbytes:
+            in_flight.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
+    for stream, changes in in_flight.items():
+        yield from _counter(pids[stream.device], stream.name, "bytes in flight", changes)
+    for device, steps in memory.items():
+        held = [(_ns(time), nbytes) for time, nbytes in steps]
+        yield from _counter(pids[device], "memory", "bytes", held)
+    for a, b in timeline.arrows:  # from the end of a span to the start of the one that waited
+        source, target = timeline.spans[a].streams[-1], timeline.spans[b].streams[0]
+        (start, end), (first, last) = slices[a, source], slices[b, target]
+        leaves = max(start, min(end - 1, first))  # measured clocks may disagree a little
+        arrives = max(first, leaves)
+        if arrives < last:
+            arrow = {"cat": "wait", "name": "wait", "id": next(numbers)}
+            yield {"ph": "s", **arrow, **threads[source], "ts": leaves}
+            yield {"ph": "f", "bp": "e", **arrow, **threads[target], "ts": arrives}
+    if timeline.run_count > 1:
+        runs: dict[int, list[int]] = {}
+        for (i, _), times in slices.items():
+            runs.setdefault(timeline.spans[i].run, []).extend(times)
+        pid = next(numbers)
+        yield from _named_process(pid, "runs", "", name)
+        yield from _runs(pid, runs, timeline.period, numbers)
 
-    def __init__(self, name: str, timeline: Timeline, memory: Memory, numbers: Iterator[int]):
-        self.name = name
-        self.timeline = timeline
-        self.memory = memory
-        self.numbers = numbers
-        streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
-        devices = dict.fromkeys([*(stream.device for stream in streams), *memory])
-        self.pids = {device: next(numbers) for device in devices}
-        self.threads: dict[Stream, _Event] = {
-            stream: {"pid": self.pids[stream.device], "tid": next(numbers)}
-            for stream in timeline.streams
-        }
-        self.slices = _slices(timeline)
 
-    def events(self, graph: Graph | None) -> Iterator[_Event]:
-        """Yield all events, in no order; times are in nanoseconds."""
-        for device, pid in self.pids.items():
-            yield from self._process(pid, device, self.timeline.hosts.get(device, ""))
-        for stream, thread in self.threads.items():
-            yield from _named_thread(thread, stream.name)
-        in_flight: dict[Stream, list[tuple[int, float]]] = {}  # changes of bytes
-        for (i, stream), (start, end) in self.slices.items():
-            span = self.timeline.spans[i]
-            args = _args(span, graph)
-            yield {**_slice(span.kind, span.name, start, end), **self.threads[stream], "args": args}
-            if span.kind == "copy" and span.nbytes:
-                in_flight.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
-        for stream, changes in in_flight.items():
-            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", changes)
-        if self.timeline.run_count > 1:
-            yield from self._runs()
-        yield from self._arrows()
-        for device, steps in self.memory.items():
-            changes = [(_ns(time), held) for time, held in steps]
-            yield from _counter(self.pids[device], "memory", "bytes", changes)
-
-    def _process(self, pid: int, name: str, host: str = "") -> Iterator[_Event]:
-        known = ", ".join(filter(None, (host, self.name)))
-        shown = f"{name} ({known})" if known else name
-        yield _meta("process_name", {"pid": pid}, name=shown)
-        yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
-
-    def _arrows(self) -> Iterator[_Event]:
-        """Yield arrows from the end of a span to the start of the span that waited."""
-        spans = self.timeline.spans
-        for a, b in self.timeline.arrows:
-            source = spans[a].streams[-1]
-            target = spans[b].streams[0]
-            (start, end), (first, last) = self.slices[a, source], self.slices[b, target]
-            leaves = max(start, min(end - 1, first))  # measured clocks may disagree a little
-            arrives = max(first, leaves)
-            if arrives < last:
-                arrow = {"cat": "wait", "name": "wait", "id": next(self.numbers)}
-                yield {"ph": "s", **arrow, **self.threads[source], "ts": leaves}
-                yield {"ph": "f", "bp": "e", **arrow, **self.threads[target], "ts": arrives}
-
-    def _runs(self) -> Iterator[_Event]:
-        """Yield a slice for each run, on as few threads as runs overlap; and the period."""
-        pid = next(self.numbers)
-        yield from self._process(pid, "runs")
-        ends: list[int] = []  # by thread, when its last run ends
-        threads: list[_Event] = []
-        spans: dict[int, list[tuple[int, int]]] = {}
-        for (i, _), times in self.slices.items():
-            spans.setdefault(self.timeline.spans[i].run, []).append(times)
-        for run, mine in sorted(spans.items()):
-            start, end = min(first for first, _ in mine), max(last for _, last in mine)
-            free = next((k for k, ended in enumerate(ends) if ended <= start), len(ends))
-            if free == len(ends):
-                ends.append(0)
-                threads.append({"pid": pid, "tid": next(self.numbers)})
-                yield from _named_thread(threads[free], f"in flight {free}")
-            ends[free] = end
-            yield {**_slice("whole run", f"run {run}", start, end), **threads[free]}
-        if self.timeline.period:
-            thread = {"pid": pid, "tid": next(self.numbers)}
-            yield from _named_thread(thread, "period")
-            end = _ns(self.timeline.makespan)
-            start = max(end - _ns(self.timeline.period), 0)
-            yield {**_slice("period", "period", start, max(end, start + 1)), **thread}
+def _runs(
+    pid: int, runs: Mapping[int, Sequence[int]], period: float | None, numbers: Iterator[int]
+) -> Iterator[_Event]:
+    """Yield a slice for each run, on as few threads as runs overlap; and the last period."""
+    ends: list[int] = []  # by thread, when its last run ends
+    threads: list[_Event] = []
+    for run, times in sorted(runs.items()):
+        start, end = min(times), max(times)
+        free = next((k for k, ended in enumerate(ends) if ended <= start), len(ends))
+        if free == len(ends):
+            ends.append(0)
+            threads.append({"pid": pid, "tid": next(numbers)})
+            yield from _named_thread(threads[free], f"in flight {free}")
+        ends[free] = end
+        yield {**_slice("whole run", f"run {run}", start, end), **threads[free]}
+    if period:
+        thread = {"pid": pid, "tid": next(numbers)}
+        yield from _named_thread(thread, "period")
+        end = max(ends)
+        start = max(end - _ns(period), 0)
+        yield {**_slice("period", "period", start, max(end, start + 1)), **thread}
 
 
 def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
@@ -185,6 +168,12 @@ def _counter(
 
 def _slice(category: str, name: str, start: int, end: int) -> _Event:
     return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start}
+
+
+def _named_process(pid: int, name: str, host: str, group: str) -> Iterator[_Event]:
+    known = ", ".join(filter(None, (host, group)))
+    yield _meta("process_name", {"pid": pid}, name=f"{name} ({known})" if known else name)
+    yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
 
 
 def _named_thread(thread: _Event, name: str) -> Iterator[_Event]:
