@@ -8,7 +8,7 @@ and names in ``format``.
 =========  =============================================  =============
 module     draws                                         as
 =========  =============================================  =============
-gantt      what ran when, and why then; orders of pipelines  SVG, text
+gantt      what ran when, on which stream, and why then  SVG, text
 dag        what depends on what, and on which device     SVG, DOT
 charts     numbers                                       SVG
 perfetto   what ran when, for Perfetto                   trace JSON
