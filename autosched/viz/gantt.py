@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, NamedTuple
 
 from autosched._lib.text import duration
@@ -54,6 +55,7 @@ NARROW = 12.0  # pixels: narrower boxes have no vertical label
 
 Phases = Mapping[str, str]
 Key = tuple[int, int]  # of a span: its run and its instruction
+Label = tuple[str, Literal["inside", "vertical", "right"]]  # in its box, or to the right of it
 
 
 class Row(NamedTuple):
@@ -127,18 +129,15 @@ def _idle(timeline: Timeline, spans: Sequence[Span]) -> float:
 # ---- SVG
 
 
-class _Label(NamedTuple):
-    """The text of a box, and its place: in the box, in it and vertical, or to the right of it."""
+@dataclass
+class _Track:
+    """A row of one chart: its spans, their labels, and the upper edge and height of their boxes."""
 
-    text: str
-    place: Literal["inside", "vertical", "right"]
-
-
-class _Place(NamedTuple):
-    """The upper edge and the height of a row's boxes."""
-
-    y: float
-    height: float
+    row: Row
+    spans: Sequence[Span]
+    labels: Mapping[Key, Label]
+    y: float = 0.0
+    height: float = BOX
 
     @property
     def middle(self) -> float:
@@ -235,17 +234,20 @@ class _Chart:
     end: float
 
     def __post_init__(self) -> None:
+        rows = self.rows
         self.indent, more = (
             min(max(map(text_width, names), default=0.0), 140.0) + 14
-            for names in ([row.device for row in self.rows], [row.name for row in self.rows])
+            for names in ([row.device for row in rows], [row.name for row in rows])
         )
         self.left = MARGIN + self.indent + more
         self.right = self.width - MARGIN - IDLE
-        self.spans = [row.spans[self.at] for row in self.rows]
         self.critical = {span_key(span) for span in self.timeline.critical_path()}
         # Many rows are lower, so that a chart of a hundred devices is still of one page.
-        self.scale = max(min(HIGH / (len(self.rows) * (BOX + GAP) or 1), 1.0), LOW / (BOX + GAP))
-        self.labels = [self._labels(spans) for spans in self.spans]
+        self.scale = max(min(HIGH / (len(rows) * (BOX + GAP) or 1), 1.0), LOW / (BOX + GAP))
+        spans = [row.spans[self.at] for row in rows]
+        self.tracks = [
+            _Track(row, mine, self._labels(mine)) for row, mine in zip(rows, spans, strict=True)
+        ]
 
     def x(self, seconds: float) -> float:
         """Return the place of a time."""
@@ -253,19 +255,17 @@ class _Chart:
 
     def arrange(self, y: float) -> float:
         """Place the rows, which are as high as their vertical labels are long; return the bottom."""
-        self.places: list[_Place] = []
         y += 24
-        last = None
-        for row, labels in zip(self.rows, self.labels, strict=True):
-            y += GAP * self.scale if last is not None and row.device != last.device else 0
-            y += HOST if row.host != (last.host if last else "") else 0
-            vertical = (one.text for one in labels.values() if one.place == "vertical")
-            longest = max((text_width(one, LABEL) + 8 for one in vertical), default=0.0)
-            height = max(BOX * self.scale, min(longest, TALL))
-            self.places.append(_Place(y, height))
-            y += height + GAP * self.scale
-            last = row
-        return (y if self.rows else y + BOX) + GAP * (1 - self.scale)
+        last = Row("", "", "", ())
+        for track in self.tracks:
+            y += GAP * self.scale if track.row.device != last.device and last.device else 0
+            y += HOST if track.row.host != last.host else 0
+            vertical = (name for name, place in track.labels.values() if place == "vertical")
+            longest = max((text_width(name, LABEL) + 8 for name in vertical), default=0.0)
+            track.y, track.height = y, max(BOX * self.scale, min(longest, TALL))
+            y += track.height + GAP * self.scale
+            last = track.row
+        return (y if self.tracks else y + BOX) + GAP * (1 - self.scale)
 
     def svg(self, y: float, bottom: float) -> Iterator[str]:
         """Yield the drawing, whose rows have been arranged from y to the bottom."""
@@ -277,29 +277,41 @@ class _Chart:
             yield path("grid", "M", self.x(time), y + 20, "V", bottom)
         yield from self._period(y + 17)
         yield from self._arrows()
-        yield from self._boxes()
+        outlined = []  # the critical path, over all else
+        for track in self.tracks:
+            filled = -1.0  # the right end of the filled part of the row
+            for span in track.spans:
+                if self.x(span.end) - filled < CLOSE:
+                    continue
+                filled = self.x(span.end)
+                if span_key(span) in self.critical:
+                    outlined.append(self._box(span, track))
+                else:
+                    yield self._box(span, track)
+        yield from outlined
 
     def _names(self, y: float) -> Iterator[str]:
         """Draw hosts, each device once, and the name, background and idle time of each row."""
         device = host = ""
-        if self.rows:
-            yield text("muted end", self.width - MARGIN, y + 8, "idle")
-        for row, place, spans in zip(self.rows, self.places, self.spans, strict=True):
+        share = self.width - MARGIN
+        if self.tracks:
+            yield text("muted end", share, y + 8, "idle")
+        for track in self.tracks:
+            row, base = track.row, track.middle + 4
             if row.host != host:
                 host = row.host
                 name = shorten(host, self.left - MARGIN)
-                yield text("ink strong", MARGIN, place.y - 8, name)
-                yield path("grid", "M", MARGIN, place.y - HOST, "H", self.right)
+                yield text("ink strong", MARGIN, track.y - 8, name)
+                yield path("grid", "M", MARGIN, track.y - HOST, "H", self.right)
             is_first = row.device != device
             device = row.device
             if is_first:
-                yield text("ink strong", MARGIN, place.middle + 4, shorten(device, self.indent))
-            if is_first or place.height + GAP * self.scale >= NAMED:
+                yield text("ink strong", MARGIN, base, shorten(device, self.indent))
+            if is_first or track.height + GAP * self.scale >= NAMED:
                 name = shorten(row.name, self.left - MARGIN - self.indent)
-                yield text("muted", MARGIN + self.indent, place.middle + 4, name)
-                share = f"{_idle(self.timeline, spans):.0%}"
-                yield text("muted end", self.width - MARGIN, place.middle + 4, share)
-            yield rect("track", self.left, place.y, self.right - self.left, place.height, 2)
+                yield text("muted", MARGIN + self.indent, base, name)
+                yield text("muted end", share, base, f"{_idle(self.timeline, track.spans):.0%}")
+            yield rect("track", self.left, track.y, self.right - self.left, track.height, 2)
 
     def _period(self, y: float) -> Iterator[str]:
         chart = self.timeline
@@ -309,46 +321,28 @@ class _Chart:
             yield path("period", "M", left, y + 6, "V", y, "H", right, "V", y + 6)
             yield text("ink end label", left - 5, y + 4, "period")
 
-    def _labels(self, spans: Sequence[Span]) -> dict[Key, _Label]:
+    def _labels(self, spans: Sequence[Span]) -> dict[Key, Label]:
         """Return the labels of the boxes of a row.
 
         1. A name that fits into its box is there; a long one is shortened.
         2. Else it is to the right of the box, if nothing else is there until its end.
         3. Else it is vertical in the box, if the box is wide enough for that.
         """
-        if self.scale < 0.6:
-            return {}
-        labels = {}
+        labels: dict[Key, Label] = {}
         limits = [*(self.x(span.start) for span in spans[1:]), self.right]
-        for span, limit in zip(spans, limits, strict=False):
+        for span, limit in zip(spans, limits, strict=False) if self.scale >= 0.6 else ():
             key, name = span_key(span), span.name
             right = self.x(span.end)
             width = right - self.x(span.start)
             if short := shorten(name, width - 3, LABEL):
-                labels[key] = _Label(short, "inside")
+                labels[key] = short, "inside"
             elif width >= THIN and right + text_width(name, LABEL) + 8 <= limit:
-                labels[key] = _Label(name, "right")
+                labels[key] = name, "right"
             elif width >= NARROW and self.scale == 1 and (short := shorten(name, TALL - 4, LABEL)):
-                labels[key] = _Label(short, "vertical")
+                labels[key] = short, "vertical"
         return labels
 
-    def _boxes(self) -> Iterator[str]:
-        """Draw each span in its rows, over the arrows, the critical path last."""
-        outlined = []
-        for spans, place, labels in zip(self.spans, self.places, self.labels, strict=True):
-            filled = -1.0  # the right end of the filled part of the row
-            for span in spans:
-                if self.x(span.end) - filled < CLOSE:
-                    continue
-                filled = self.x(span.end)
-                box = self._box(span, place, labels.get(span_key(span)))
-                if span_key(span) in self.critical:
-                    outlined.append(box)
-                else:
-                    yield box
-        yield from outlined
-
-    def _box(self, span: Span, row: _Place, label: _Label | None) -> str:
+    def _box(self, span: Span, track: _Track) -> str:
         left = self.x(span.start)
         width = self.x(span.end) - left
         kind = "task" if span.kind == "run" else "copy"
@@ -359,40 +353,33 @@ class _Chart:
         of_run = f" of run {span.run}" if span.run else ""
         tooltip = f"{kind} {span.name}{of_run}\n{streams}\n{times}"
         rx = 2 if width >= THIN else 0
-        box = rect(cls, left, row.y, max(width, CLOSE), row.height, rx, tooltip)
-        if label is None:
-            return box
-        middle = left + width / 2
+        box = rect(cls, left, track.y, max(width, CLOSE), track.height, rx, tooltip)
+        name, place = track.labels.get(span_key(span), ("", "inside"))
         ink = f"on-{kind}" if span.run % 2 == 0 else "ink"
-        match label.place:
-            case "inside":
-                return box + text(f"{ink} middle label", middle, row.middle + 4, label.text)
-            case "vertical":
-                place = middle + 3.6, row.middle
-                return box + text(f"{ink} middle label", *place, label.text, rotated=True)
-            case "right":
-                return box + text("ink halo label", left + width + 4, row.middle + 4, label.text)
+        if not name:
+            return box
+        if place == "right":
+            return box + text("ink halo label", left + width + 4, track.middle + 4, name)
+        right, down = (3.6, 0) if place == "vertical" else (0, 4)
+        at = left + width / 2 + right, track.middle + down
+        return box + text(f"{ink} middle label", *at, name, rotated=place == "vertical")
 
     def _arrows(self) -> Iterator[str]:
         """Draw each wait from the end of one span to the start of another, by nearest rows."""
         chart = self.timeline
-        places: dict[Key, list[_Place]] = {}
-        for spans, place in zip(self.spans, self.places, strict=True):
-            for span in spans:
-                places.setdefault(span_key(span), []).append(place)
+        tracks: dict[Key, list[_Track]] = {}
+        for track in self.tracks:
+            for span in track.spans:
+                tracks.setdefault(span_key(span), []).append(track)
         yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
         for a, b in chart.arrows:
             before, after = chart.spans[a], chart.spans[b]
-            ends = [
-                (p, q)
-                for p in places.get(span_key(before), ())
-                for q in places.get(span_key(after), ())
-            ]
-            if not ends:
+            ends = product(tracks.get(span_key(before), ()), tracks.get(span_key(after), ()))
+            nearest = min(ends, key=lambda pair: abs(pair[0].y - pair[1].y), default=None)
+            if nearest is None:
                 continue
-            first, second = min(ends, key=lambda pair: abs(pair[0].y - pair[1].y))
-            x1 = self.x(before.end)
-            x2 = self.x(after.start)
+            first, second = nearest
+            x1, x2 = self.x(before.end), self.x(after.start)
             down = (second.y > first.y) - (second.y < first.y)
             y1 = first.middle + down * first.height / 2
             y2 = second.middle - down * second.height / 2
