@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from autosched._lib.text import count as plural
 from autosched.errors import ChartError, shown
@@ -133,19 +133,6 @@ class Diagram:
     rank: Sequence[int] | None = None
 
 
-class Part(NamedTuple):
-    """A part of a graph: its name, the part and the box that it opens, and its diagram.
-
-    ``members`` are the tasks of each box, by position in the graph. Boxes outside of the part, with
-    predecessors and successors, are among them.
-    """
-
-    name: str
-    opens: tuple[int, int]
-    diagram: Diagram
-    members: Sequence[Sequence[int]]
-
-
 # ---- SVG
 
 
@@ -191,24 +178,56 @@ def graph_svg(
 
 
 def graph_parts(graph: Graph, device: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the drawings of a graph in a page: the whole, and each box of several tasks opened.
+    """Yield the drawings of a graph in a page: the whole, folded if need be, and each part, opened.
 
     Each has its name, which box of which drawing it opens, the positions of the tasks in each box,
     what boxes of several are called, and the boxes where each arrow begins and ends. Each box is a
-    group of the drawing.
+    group of the drawing. A part is shown with the boxes around it. Sources are left out.
     """
-    for part in parts(graph, device):
-        drawing = _Drawing(part.diagram, PAGE_PITCH)
+    nodes = _Nodes(graph, device)
+    first = nodes.sources
+    users: dict[int, list[int]] = {}
+    for i, others in enumerate(nodes.predecessors):
+        for other in others:
+            users.setdefault(other, []).append(i)
+    waiting: list[tuple[str, Edge, Sequence[int], list[list[int]]]] = [
+        (graph.name, (-1, -1), range(first, len(nodes.names)), [])
+    ]
+    drawn = 0
+    for part, (name, opens, within, around) in enumerate(waiting):
+        groups = [[i] for i in within]
+        rank = None
+        if len(within) > (OPENED if part else WHOLE):
+            most = min(max(PARTS[0], len(within) // 200), PARTS[1])
+            groups, rank = nodes.folded(within, None, most)
+        inside = set(within)
+        before = {i for node in within for i in nodes.predecessors[node]} - inside
+        after = {i for node in within for i in users.get(node, ())} - inside
+        above = [group for group in around if not before.isdisjoint(group)]
+        below = [group for group in around if not after.isdisjoint(group)]
+        if rank is not None:
+            rank = [-1] * len(above) + rank + [max(rank) + 1] * len(below)
+        everything = [*above, *groups, *below]
+        found = nodes.diagram(everything, rank, len(above), len(above) + len(groups), after)
+        drawing = _Drawing(found, PAGE_PITCH)
         body, width, height = drawing.svg(in_page=True)
         yield {
-            "name": part.name,
-            "opens": part.opens,
-            "members": part.members,
-            "text": [_text(box) if box.amount else "" for box in part.diagram.boxes],
+            "name": name,
+            "opens": opens,
+            "members": [[i - first for i in group] for group in everything],
+            "text": [_text(box) if box.amount else "" for box in found.boxes],
             "size": [round(width), round(height)],
             "svg": "".join(body),
             "arrows": [ends for ends, _, _ in drawing.arrows],
         }
+        drawn += len(everything)
+        for at, group in enumerate(groups, len(above)):
+            if len(group) > 1 and drawn + len(group) < BUDGET:
+                drawn += len(group)
+                beside = [other for other in (*around, *groups) if other is not group]
+                box = found.boxes[at]
+                where = f" on {box.place}" if box.place else ""
+                waiting.append((f"{box.label}{where}", (part, at), group, beside))
 
 
 def _devices(found: Diagram) -> list[str]:
@@ -448,47 +467,6 @@ def diagram(
     inputs = plural(nodes.sources, "input")
     note = f"{len(graph.tasks):,} tasks and {inputs} in {len(groups):,} boxes"
     return replace(found, note=note if len(groups) < len(nodes.names) else "")
-
-
-def parts(graph: Graph, device: Mapping[str, str]) -> Iterator[Part]:
-    """Yield the tasks of a graph as a whole, folded if need be, and then each part of it, opened.
-
-    A part is shown with the boxes around it. Sources are left out.
-    """
-    nodes = _Nodes(graph, device)
-    first = nodes.sources
-    users: dict[int, list[int]] = {}
-    for i, others in enumerate(nodes.predecessors):
-        for other in others:
-            users.setdefault(other, []).append(i)
-    waiting: list[tuple[str, Edge, Sequence[int], list[list[int]]]] = [
-        (graph.name, (-1, -1), range(first, len(nodes.names)), [])
-    ]
-    drawn = 0
-    for at_part, (name, opens, within, around) in enumerate(waiting):
-        groups = [[i] for i in within]
-        rank = None
-        if len(within) > (OPENED if at_part else WHOLE):
-            most = min(max(PARTS[0], len(within) // 200), PARTS[1])
-            groups, rank = nodes.folded(within, None, most)
-        inside = set(within)
-        before = {i for node in within for i in nodes.predecessors[node]} - inside
-        after = {i for node in within for i in users.get(node, ())} - inside
-        above = [group for group in around if not before.isdisjoint(group)]
-        below = [group for group in around if not after.isdisjoint(group)]
-        if rank is not None:
-            rank = [-1] * len(above) + rank + [max(rank) + 1] * len(below)
-        shown = [*above, *groups, *below]
-        found = nodes.diagram(shown, rank, len(above), len(above) + len(groups), after)
-        yield Part(name, opens, found, [[i - first for i in group] for group in shown])
-        drawn += len(shown)
-        for at, group in enumerate(groups, len(above)):
-            if len(group) > 1 and drawn + len(group) < BUDGET:
-                drawn += len(group)
-                beside = [other for other in (*around, *groups) if other is not group]
-                box = found.boxes[at]
-                where = f" on {box.place}" if box.place else ""
-                waiting.append((f"{box.label}{where}", (at_part, at), group, beside))
 
 
 def is_host(place: str) -> bool:
@@ -741,19 +719,19 @@ def fold(
     boxes; if no number does, boxes are of bands.
     """
     if depth is not None:
-        return acyclic_partition([*zip(keys, _cut(paths, depth), strict=True)], predecessors), None
+        cut = [(key, path[:depth]) for key, path in zip(keys, paths, strict=True)]
+        return acyclic_partition(cut, predecessors), None
     levels = max(map(len, paths), default=0)
-    by_path = ([*zip(keys, _cut(paths, n), strict=True)] for n in range(levels, 0, -1))
+    by_path = (
+        [(key, path[:n]) for key, path in zip(keys, paths, strict=True)]
+        for n in range(levels, 0, -1)
+    )
     for candidate in by_path if levels else [_chains(keys, predecessors)]:
         if len(set(candidate)) <= most:
             part = acyclic_partition(candidate, predecessors, most)
             if max(part, default=0) < most:
                 return part, None
     return _bands(predecessors, keys, most)
-
-
-def _cut(paths: Iterable[Path], depth: int) -> Iterator[Path]:
-    return (path[:depth] for path in paths)
 
 
 def _chains(keys: Keys, predecessors: Sequence[Sequence[int]]) -> Keys:

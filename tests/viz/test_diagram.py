@@ -12,7 +12,7 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_svg
-from autosched.viz.dag import acyclic_partition, diagram, fold, parts
+from autosched.viz.dag import acyclic_partition, diagram, fold, graph_parts
 from tests.viz.test_viz import edges, elements, first, graphs, texts
 
 
@@ -169,15 +169,15 @@ def test_a_picture_has_the_name_of_its_graph_as_title_unless_another_is_given():
 
 def test_parts_of_a_graph_open_each_other_and_show_what_is_around_them():
     graph = exchange(2, 200)
-    found = list(parts(graph, {}))
-    assert sorted(i for group in found[0].members for i in group) == list(range(len(graph)))
+    found = list(graph_parts(graph, {}))
+    assert sorted(i for group in found[0]["members"] for i in group) == list(range(len(graph)))
     assert len(found) > 20
     for part in found[1:]:
-        view, box = part.opens
-        inside = set(found[view].members[box])
-        shown = [group for group in part.members if set(group) <= inside]
+        view, box = part["opens"]
+        inside = set(found[view]["members"][box])
+        shown = [group for group in part["members"] if set(group) <= inside]
         assert sorted(i for group in shown for i in group) == sorted(inside)
-        around = {i for group in part.members for i in group} - inside
+        around = {i for group in part["members"] for i in group} - inside
         assert {d.task for i in inside for d in graph.tasks[i].dependencies} - inside <= around
 
 
