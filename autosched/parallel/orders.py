@@ -18,15 +18,15 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from autosched import ScheduleError
 from autosched._lib.files import write
-from autosched.viz.drawing import draw_pipeline
-from autosched.viz.gantt import Box
+from autosched.viz.drawing import save_picture
+from autosched.viz.gantt import Box, pipeline_svg
 
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W")
@@ -176,7 +176,7 @@ class Order:
             ]
             for row in self.rows
         ]  # fmt: skip
-        draw_pipeline(path, rows, title)
+        save_picture(path, svg=partial(pipeline_svg, rows, title))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV of ``torch.distributed.pipelining``: a line per device, computations alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
 from autosched.viz.dag import graph_dot, graph_svg
 from autosched.viz.format import summary
-from autosched.viz.gantt import Box, gantt_svg, gantt_text, pipeline_svg
+from autosched.viz.gantt import gantt_svg, gantt_text
 from autosched.viz.svg import escape
 
 
@@ -29,7 +29,7 @@ def draw_graph(
     """Write a graph as .svg, .png, .pdf or .dot."""
     given: Any = {"depth": depth, "title": title}
     svg, dot = (partial(draw, graph, device, **given) for draw in (graph_svg, graph_dot))
-    _draw(path, {".svg": svg, ".dot": dot})
+    save_picture(path, svg=svg, dot=dot)
 
 
 def draw_timeline(
@@ -44,12 +44,7 @@ def draw_timeline(
     draw = partial(
         gantt_svg, timeline, title=title, measured=measured, phases=phases(graph), **options
     )
-    _draw(path, {".svg": draw})
-
-
-def draw_pipeline(path: str | os.PathLike[str], rows: Sequence[Sequence[Box]], title: str) -> None:
-    """Write what each device of a pipeline does as .svg, .png or .pdf."""
-    _draw(path, {".svg": partial(pipeline_svg, rows, title)})
+    save_picture(path, svg=draw)
 
 
 def phases(graph: Graph | None) -> dict[str, str]:
@@ -57,15 +52,16 @@ def phases(graph: Graph | None) -> dict[str, str]:
     return {} if graph is None else {task.name: task.origin.phase for task in graph.tasks}
 
 
-def _draw(path: str | os.PathLike[str], writers: Mapping[str, Callable[[], str]]) -> None:
-    suffix = Path(path).suffix
-    kinds: Mapping[str, Literal["png", "pdf"]] = {".png": "png", ".pdf": "pdf"}
+def save_picture(path: str | os.PathLike[str], **writers: Callable[[], str]) -> None:
+    """Write what one of the functions returns, chosen by suffix: ``svg`` also as .png and .pdf."""
+    suffix = Path(path).suffix.removeprefix(".")
+    kinds: Mapping[str, Literal["png", "pdf"]] = {"png": "png", "pdf": "pdf"}
     if suffix in kinds:
-        write(path, picture(writers[".svg"](), kinds[suffix]))
+        write(path, picture(writers["svg"](), kinds[suffix]))
     elif suffix in writers:
         write(path, writers[suffix]())
     else:
-        known = ", ".join(dict.fromkeys([".svg", ".png", ".pdf", *writers]))
+        known = ", ".join(f".{name}" for name in dict.fromkeys(["svg", "png", "pdf", *writers]))
         got = shown(os.fspath(path))
         raise ChartError(f"the name of a picture must end in one of {known}, got {got}")
 
