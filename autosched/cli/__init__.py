@@ -2,7 +2,6 @@
 
 loading   what a command works on: a graph or a saved schedule, its machine and its costs
 commands  the commands, as functions of parsed arguments
-plan      the command ``plan``: does a training step fit?
 sanitize  the command ``sanitize``: races in the user's own stream code
 output    results, progress and errors
 
@@ -16,16 +15,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, exit_code
-from autosched.cli.plan import plan
 from autosched.cli.sanitize import sanitize
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
@@ -88,252 +86,25 @@ def command_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    for add_command in _COMMANDS:
-        add_command(subparsers)
+    for command in _COMMANDS:
+        name = command.run.__name__
+        epilog = f"example: autosched {name} {command.example}"
+        about = f"{command.what[0].upper()}{command.what[1:]}."
+        own = subparsers.add_parser(name, help=command.what, description=about, epilog=epilog)
+        own.set_defaults(run=command.run)
+        _add_options(own, command.options)
+        if command.plans:
+            _add_options(own.add_argument_group("machine and policy", _ABOUT_PLANNING), _PLANNING)
     return parser
 
 
-def _command(
-    subparsers: Any, run: Callable[[argparse.Namespace], int], what: str, about: str, example: str
-) -> argparse.ArgumentParser:
-    """Add a command, named as the function that runs it, and return its parser."""
-    name = run.__name__
-    epilog = f"example: autosched {name} {example}"
-    parser: argparse.ArgumentParser
-    parser = subparsers.add_parser(name, help=what, description=about, epilog=epilog)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _demo(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.demo,
-        "train a two-layer MLP on one CPU and two GPUs, real or emulated",
-        "Train a two-layer MLP on digits, compare with the serial run, and draw the schedule.",
-        "--epochs 2 --folder pictures",
-    )
-    add = parser.add_argument
-    what = "times through the data (default: 12)"
-    add("--epochs", type=_count, default=12, metavar="N", help=what)
-    add("--folder", type=Path, default=Path(), help="where to write the pictures (default: here)")
-
-
-def _devices(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.devices,
-        "show the devices that are here, and the links between them",
-        "Show torch's devices, and the machine that schedules are made for with --local.",
-        "--write m.json && autosched show file.py:build --machine m.json",
-    )
-    _add_real_gpus(parser)
-    add = parser.add_argument
-    add("--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps")
-    add("--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine")
-    _add_json(parser)
-
-
-def _show(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.show,
-        "prove that a schedule cannot race, and show it as text or as a picture",
-        "Show a schedule that is proved not to race: what runs where and when, as predicted.",
-        "autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg",
-    )
-    _add_thing(parser)
-    add = parser.add_argument
-    add("--format", choices=tuple(FORMATS), help="default: as FILE is named, or text")
-    views = dict.fromkeys(view for views in FORMATS.values() for view in views)
-    add("--what", choices=tuple(views), help="of what (default: gantt, where it can be)")
-    what = "print what is predicted as JSON, as --format json"
-    add("--json", action="store_const", const="json", dest="format", help=what)
-    _add_output(parser, "write it there instead of to stdout")
-    _add_planning(parser)
-
-
-def _run(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.run,
-        "run a schedule, and compare with the serial run; exit with 1 if they differ",
-        "Run a schedule here or emulated, and compare with the serial run bit for bit.",
-        "autosched.demo:mlp_example --slower 200 --profile",
-    )
-    _add_thing(parser)
-    add = parser.add_argument
-    add("--profile", action="store_true", help="measure too, and show it beside what is predicted")
-    _add_repeat(parser, 9)
-    what = "write the profile there: .json for Perfetto, .html, .svg"
-    add("--save", type=Path, metavar="FILE", help=what)
-    _add_json(parser)
-    _add_planning(parser)
-
-
-def _explain(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.explain,
-        "say why a schedule takes as long as it does, and what would help",
-        "Explain a schedule, predicted or measured; or a task: why there, and its waits.",
-        "autosched.demo:mlp_example --task sgd_w1",
-    )
-    _add_thing(parser)
-    add = parser.add_argument
-    add("--task", metavar="NAME", help="explain this task")
-    add("--profile", action="store_true", help="run it, and explain what was measured")
-    _add_repeat(parser, 9)
-    _add_json(parser)
-    _add_planning(parser)
-
-
-def _compare(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.compare,
-        "compare numbers of GPUs, links and policies; nothing runs",
-        "Plan a graph for each machine by each policy, and compare. No GPU is needed.",
-        "autosched.demo:averaged_example --gpus 2 4 -o a.svg",
-    )
-    _add_thing(parser)
-    add = parser.add_argument
-    several: dict[str, Any] = {"nargs": "+"}
-    add("--gpus", type=_gpus, metavar="N", help="numbers of GPUs (default: 1 2 4 8)", **several)
-    what = f"of {', '.join(LINKS)}"
-    add("--links", choices=tuple(LINKS), metavar="LINK", help=what, **several)
-    what = "machines as JSON, beside or instead"
-    add("--machines", type=Path, metavar="FILE", help=what, **several)
-    what = "limits of memory of each GPU, such as 8GB 16GB: the curve of time against memory"
-    add("--memory", type=_nbytes, metavar="BYTES", help=what, **several)
-    what = f"of {', '.join(_NAMES)} (default: {', '.join(USUAL_POLICIES)})"
-    add("--hosts", type=_hosts, metavar="N", help="numbers of such hosts, on a network", **several)
-    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=f"of {', '.join(NETWORKS)}")
-    several["default"] = USUAL_POLICIES
-    add("--policies", choices=_NAMES, metavar="POLICY", help=what, **several)
-    add("--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text")
-    add("--json", action="store_const", const="json", dest="format", help="as --format json")
-    _add_output(parser, "write it there instead of to stdout")
-    _add_search(parser)
-
-
-def _plan(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        plan,
-        "say whether a training step fits into GPUs, and how long it would take",
-        "Plan a step for numbers of GPUs, without data: the function makes tensors on meta.",
-        "train.py:job --gpus 1 2 4 --memory 24GB",
-    )
-    add = parser.add_argument
-    what = "module:function or file.py:function that returns (step, arguments) or (model, loss, optimizer, batch)"
-    add("thing", metavar="FUNCTION", help=what)
-    what = "numbers of GPUs (default: 1 2 4)"
-    add("--gpus", type=_some_gpus, metavar="N", nargs="+", help=what)
-    what = "of each GPU, such as 24GB or 80GiB (default: no limit)"
-    add("--memory", type=_nbytes, default=float("inf"), metavar="BYTES", help=what)
-    add("--link", choices=tuple(LINKS), metavar="LINK", help=f"of {', '.join(LINKS)}")
-    _add_json(parser)
-
-
-def _sanitize(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        sanitize,
-        "find races in code that uses CUDA streams, without a GPU; exit with 1 if there are any",
-        "Run a script or function on simulated GPUs, and report what is in no order.",
-        "--gpus 2 train.py --epochs 1",
-    )
-    add = parser.add_argument
-    add("--gpus", type=_gpus, metavar="N", help="simulate N GPUs (default: 1)")
-    add("--numbers", action="store_true", help="compute numbers on the CPU, not only shapes")
-    _add_json(parser)
-    add("script", metavar="SCRIPT", help="path/to/script.py, or module:function")
-    what = "of the script"
-    add("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help=what)
-
-
-def _measure(subparsers: Any) -> None:
-    parser = _command(
-        subparsers,
-        commands.measure,
-        "measure what tasks cost here, for --costs, and how fast links are, for --machine",
-        "Measure tasks on each kind of device here, and copies between devices: medians.",
-        "autosched.demo:mlp_example -o costs.json --links m.json",
-    )
-    _add_thing(parser)
-    _add_real_gpus(parser)
-    _add_repeat(parser, 5)
-    _add_output(parser, "write the costs there instead of to stdout")
-    add = parser.add_argument
-    what = "measure links too, and write the machine there"
-    add("--links", type=Path, metavar="FILE", help=what)
-    add("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
-
-
-# ---- options that several commands have
-
-
-def _add_thing(parser: argparse.ArgumentParser) -> None:
-    what = "module:function or file.py:function, or a saved schedule (plan.json)"
-    parser.add_argument("thing", metavar="THING", help=what)
-    what = "module:function that builds the graph of a saved schedule"
-    parser.add_argument("--graph", metavar="FUNCTION", help=what)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=what)
-
-
-def _add_repeat(parser: argparse.ArgumentParser, default: int) -> None:
-    what = f"take the median of N runs (default: {default})"
-    parser.add_argument("--repeat", type=_count, default=default, metavar="N", help=what)
-
-
-def _add_real_gpus(parser: argparse.ArgumentParser) -> None:
-    what = "use N of the GPUs; more than there are share them"
-    parser.add_argument("--gpus", type=_gpus, metavar="N", help=what)
-
-
-def _add_planning(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``loading.planned``: machine, policy and costs."""
-    group = parser.add_argument_group(
-        "machine and policy",
-        "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs.",
-    )
-    add = group.add_argument
-    add("--gpus", type=_gpus, metavar="N", help="an emulated machine of one CPU and N GPUs")
-    what = f"what joins them: {', '.join(LINKS)} (default: pcie4)"
-    add("--link", choices=tuple(LINKS), metavar="LINK", help=what)
-    add("--hosts", type=_hosts, metavar="N", help="N such hosts, joined by a network")
-    what = f"what joins the hosts: {', '.join(NETWORKS)} (default: ethernet100)"
-    add("--network", choices=tuple(NETWORKS), metavar="NAME", help=what)
-    what = "a machine as JSON, as `autosched devices` writes"
-    add("--machine", type=Path, metavar="FILE", help=what)
-    add("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
-    what = "that machine, F times slower, to be emulated by a CPU"
-    add("--slower", type=_factor, metavar="F", help=what)
-    what = f"{', '.join(_NAMES)} (default: auto)"
-    add("--policy", choices=_NAMES, metavar="NAME", help=what)
-    _add_search(group)
-
-
-def _add_search(group: Any) -> None:
-    """Add the options of policies that search, and the costs."""
-    what = f"look so long for better plans: auto, {', '.join(TIMED)}"
-    group.add_argument("--seconds", type=_factor, metavar="S", help=what)
-    what = "of what is random (default: 0)"
-    group.add_argument("--seed", type=_seed, default=0, metavar="N", help=what)
-    what = "runs that may be under way at a time (default: 1, or with --objective period the best)"
-    group.add_argument("--in-flight", type=_count, metavar="N", help=what)
-    what = "what plans minimize: one run, or the seconds per run of many (default: makespan)"
-    group.add_argument("--objective", choices=("makespan", "period"), help=what)
-    what = "costs as JSON, as `autosched measure` writes"
-    group.add_argument("--costs", type=Path, metavar="FILE", help=what)
+def _add_options(parser: Any, options: Options) -> None:
+    """Add options with these texts; those with a plus take several values."""
+    for option, about in options.items():
+        name = option.removesuffix(" +")
+        text, kind = (about, _KINDS.get(name, _FLAG)) if isinstance(about, str) else about
+        several = {} if name == option else {"nargs": "+"}
+        parser.add_argument(*name.split(), **kind, **several, help=text)
 
 
 # ---- values of options
@@ -371,7 +142,189 @@ def _factor(text: str) -> float:
 
 _count = partial(_whole, 1, None)
 _gpus = partial(_whole, 0, _MOST_GPUS)
-_some_gpus = partial(_whole, 1, _MOST_GPUS)
 _hosts = partial(_whole, 1, _MOST_HOSTS)
 _seed = partial(_whole, 0, 2**64 - 1)  # which torch accepts
-_COMMANDS = (_demo, _devices, _show, _run, _explain, _compare, _plan, _sanitize, _measure)
+
+# ---- the commands and their options
+
+Kind = Mapping[str, Any]
+Options = Mapping[str, str | tuple[str, Kind]]  # texts, and kinds that are not as in ``_KINDS``
+
+_FLAG: Kind = {"action": "store_true"}
+_FILE: Kind = {"type": Path, "metavar": "FILE"}
+_LINK: Kind = {"choices": tuple(LINKS), "metavar": "LINK"}
+_COUNT: Kind = {"type": _count, "metavar": "N"}
+_VIEWS = dict.fromkeys(view for views in FORMATS.values() for view in views)
+_KINDS: Mapping[str, Kind] = {  # of all options but flags
+    **dict.fromkeys(("-o --output", "--machine", "--machines", "--costs"), _FILE),
+    **dict.fromkeys(("--write", "--save"), _FILE),
+    **dict.fromkeys(("--link", "--links"), _LINK),
+    **dict.fromkeys(("--repeat", "--in-flight"), _COUNT),
+    "thing": {"metavar": "THING"},
+    "--graph": {"metavar": "FUNCTION"},
+    "--task": {"metavar": "NAME"},
+    "--gpus": {"type": _gpus, "metavar": "N"},
+    "--hosts": {"type": _hosts, "metavar": "N"},
+    "--network": {"choices": tuple(NETWORKS), "metavar": "NAME"},
+    "--memory": {"type": _nbytes, "metavar": "BYTES"},
+    "--slower": {"type": _factor, "metavar": "F"},
+    "--seconds": {"type": _factor, "metavar": "S"},
+    "--seed": {"type": _seed, "metavar": "N", "default": 0},
+    "--policy": {"choices": _NAMES, "metavar": "NAME"},
+    "--policies": {"choices": _NAMES, "metavar": "POLICY", "default": USUAL_POLICIES},
+    "--objective": {"choices": ("makespan", "period")},
+    "--format": {"choices": tuple(FORMATS)},
+    "--what": {"choices": tuple(_VIEWS)},
+}
+_THING: Options = {
+    "thing": "module:function or file.py:function, or a saved schedule (plan.json)",
+    "--graph": "module:function that builds the graph of a saved schedule",
+}
+_OUTPUT: Options = {"-o --output": "write it there instead of to stdout"}
+_REAL_GPUS: Options = {"--gpus": "use N of the GPUs; more than there are share them"}
+_JSON: Options = {"--json": "print JSON"}
+_MANY = "runs that may be under way at a time (default: 1, or with --objective period the best)"
+_SEARCH: Options = {  # of policies that search, and the costs
+    "--seconds": f"look so long for better plans: auto, {', '.join(TIMED)}",
+    "--seed": "of what is random (default: 0)",
+    "--in-flight": _MANY,
+    "--objective": "what plans minimize: one run, or the seconds per run of many (default: makespan)",
+    "--costs": "costs as JSON, as `autosched measure` writes",
+}
+_ABOUT_PLANNING = (
+    "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs."
+)
+_PLANNING: Options = {  # of ``loading.planned``
+    "--gpus": "an emulated machine of one CPU and N GPUs",
+    "--link": f"what joins them: {', '.join(LINKS)} (default: pcie4)",
+    "--hosts": "N such hosts, joined by a network",
+    "--network": f"what joins the hosts: {', '.join(NETWORKS)} (default: ethernet100)",
+    "--machine": "a machine as JSON, as `autosched devices` writes",
+    "--local": "this machine; with --gpus, so many of its GPUs",
+    "--slower": "that machine, F times slower, to be emulated by a CPU",
+    "--policy": f"{', '.join(_NAMES)} (default: auto)",
+    **_SEARCH,
+}
+
+
+class _Command(NamedTuple):
+    """A command, named as the function that runs it; ``plans``: it has the options of plans, too."""
+
+    run: Callable[[argparse.Namespace], int]
+    what: str
+    example: str
+    options: Options
+    plans: bool = False
+
+
+_COMMANDS = (
+    _Command(
+        commands.demo,
+        "train a two-layer MLP on one CPU and two GPUs, real or emulated",
+        "--epochs 2 --folder pictures",
+        {
+            "--epochs": ("times through the data (default: 12)", {**_COUNT, "default": 12}),
+            "--folder": (
+                "where to write the pictures (default: here)",
+                {"type": Path, "default": Path()},
+            ),
+        },
+    ),
+    _Command(
+        commands.devices,
+        "show the devices that are here, and the links between them",
+        "--write m.json && autosched show file.py:build --machine m.json",
+        {
+            **_REAL_GPUS,
+            "--machine": "show this machine instead, measured perhaps",
+            "--write": "write it as JSON, to be edited, for --machine",
+            **_JSON,
+        },
+    ),
+    _Command(
+        commands.show,
+        "prove that a schedule cannot race, and show it as text or as a picture",
+        "autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg",
+        {
+            **_THING,
+            "--format": "default: as FILE is named, or text",
+            "--what": "of what (default: gantt, where it can be)",
+            "--json": "print what is predicted as JSON, as --format json",
+            **_OUTPUT,
+        },
+        plans=True,
+    ),
+    _Command(
+        commands.run,
+        "run a schedule, and compare with the serial run; exit with 1 if they differ",
+        "autosched.demo:mlp_example --slower 200 --profile",
+        {
+            **_THING,
+            "--profile": "measure too, and show it beside what is predicted",
+            "--repeat": "take the median of N runs (default: 9)",
+            "--save": "write the profile there: .json for Perfetto, .html, .svg",
+            **_JSON,
+        },
+        plans=True,
+    ),
+    _Command(
+        commands.explain,
+        "say why a schedule takes as long as it does, and what would help",
+        "autosched.demo:mlp_example --task sgd_w1",
+        {
+            **_THING,
+            "--task": "explain this task",
+            "--profile": "run it, and explain what was measured",
+            "--repeat": "take the median of N runs (default: 9)",
+            **_JSON,
+        },
+        plans=True,
+    ),
+    _Command(
+        commands.compare,
+        "compare numbers of GPUs, links and policies; nothing runs",
+        "autosched.demo:averaged_example --gpus 2 4 -o a.svg",
+        {
+            **_THING,
+            "--gpus +": "numbers of GPUs (default: 1 2 4 8)",
+            "--links +": f"of {', '.join(LINKS)}",
+            "--machines +": "machines as JSON, beside or instead",
+            "--memory +": "limits of each GPU, such as 8GB 16GB: the curve of time against memory",
+            "--hosts +": "numbers of such hosts, on a network",
+            "--network": f"of {', '.join(NETWORKS)}",
+            "--policies +": f"of {', '.join(_NAMES)} (default: {', '.join(USUAL_POLICIES)})",
+            "--format": (
+                "default: as FILE is named, or text",
+                {"choices": ("text", "json", "svg")},
+            ),
+            "--json": "as --format json",
+            **_OUTPUT,
+            **_SEARCH,
+        },
+    ),
+    _Command(
+        sanitize,
+        "find races in code that uses CUDA streams, without a GPU; exit with 1 if there are any",
+        "--gpus 2 train.py --epochs 1",
+        {
+            "--gpus": "simulate N GPUs (default: 1)",
+            "--numbers": "compute numbers on the CPU, not only shapes",
+            **_JSON,
+            "script": ("path/to/script.py, or module:function", {"metavar": "SCRIPT"}),
+            "arguments": ("of the script", {"metavar": "ARGUMENT", "nargs": argparse.REMAINDER}),
+        },
+    ),
+    _Command(
+        commands.measure,
+        "measure what tasks cost here, for --costs, and how fast links are, for --machine",
+        "autosched.demo:mlp_example -o costs.json --links m.json",
+        {
+            **_THING,
+            **_REAL_GPUS,
+            "--repeat": "take the median of N runs (default: 5)",
+            **_OUTPUT,
+            "--links": ("measure links too, and write the machine there", _FILE),
+            "--replay": "what kernels take alone, as CUDA graphs replay them",
+        },
+    ),
+)

@@ -27,6 +27,8 @@ from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_svg, perfetto_
 from autosched.viz.charts import histories
 from autosched.viz.drawing import phases
 
+_REPEAT = 9  # runs that are measured
+
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run the demo."""
@@ -143,7 +145,7 @@ def explain(arguments: argparse.Namespace) -> int:
     with planned(arguments, subject) as made:
         measured = None
         if arguments.profile:
-            measured = profiled(made, inputs_of(subject), arguments.repeat)
+            measured = profiled(made, inputs_of(subject), arguments.repeat or _REPEAT)
         explanation = made.explain(arguments.task, measured)
     print(json_text(json_data(explanation)) if arguments.json else explanation)
     return 0
@@ -203,7 +205,7 @@ def measure(arguments: argparse.Namespace) -> int:
     subject = subject_of(arguments)
     inputs = inputs_of(subject)
     machine = Machine.local(gpus=arguments.gpus)
-    options = {"repeat": arguments.repeat, "replay": arguments.replay}
+    options = {"repeat": arguments.repeat or 5, "replay": arguments.replay}
     try:
         costs = measure_costs(subject.graph, machine, inputs, **options, track=tracker("measuring"))
     except AutoschedError:
@@ -245,6 +247,8 @@ def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
 
 def _format(arguments: argparse.Namespace, suffixes: Mapping[str, str]) -> str:
     """Return the format that an option names, or else the suffix of the output."""
+    if arguments.json:
+        return "json"
     suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
     if arguments.format is None and suffix not in suffixes:
         known = f"{', '.join(suffixes)}, or give --format"
@@ -351,7 +355,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserCodeError(f"{arguments.thing} cannot be run serially") from error
         measured = None
         if arguments.profile or path is not None:
-            measured = profiled(made, inputs, arguments.repeat)
+            measured = profiled(made, inputs, arguments.repeat or _REPEAT)
         if measured is not None and path is not None:
             deliver(_profile(made, measured, path.suffix), path)
         times = {}

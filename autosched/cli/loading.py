@@ -147,11 +147,8 @@ def read(path: Path, parse: Callable[[str], T]) -> T:
 # ---- functions of the user
 
 
-def returned(text: str, before: Callable[[], object] = lambda: None) -> Any:
-    """Return what a function returns that is named as ``module:function``.
-
-    ``before`` is called when its module has been imported.
-    """
+def returned(text: str) -> Any:
+    """Return what a function returns that is named as ``module:function``."""
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
         hint = "no such file, and no function"
@@ -164,7 +161,6 @@ def returned(text: str, before: Callable[[], object] = lambda: None) -> Any:
         if _wants_arguments(item):
             signature = f"{name}{inspect.signature(item)}"
             raise UsageError(f"{text} is called without arguments, and it is {signature}")
-        before()
         try:
             item = item()
         except Exception as error:
