@@ -326,7 +326,7 @@ def test_no_folders_inside_a_subpackage_import_each_other():
 
 
 def test_no_modules_import_each_other_when_loaded():
-    """A class may open a sibling of its folder when called, as ``Graph.to_networkx`` does."""
+    """A class may open a sibling of its folder when called, as ``run_serial`` of graphs does."""
     loaded = [(f.who, f.whom) for f in imports() if f.when == "loading" and f.whom in MODULES]
     assert cycle_in(MODULES, loaded) == []
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
-from autosched.graph.constraints import released
+from autosched.graph.constraints import by_value, released
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph, Task
 
@@ -162,34 +163,22 @@ def _devices(graph: Graph, bound: Mapping[str, str]) -> list[str | None]:
     """Return by task the device to which it, or a task that is kept together with it, is bound."""
     own = [bound.get(task.name, task.device) for task in graph.tasks]
     kept = released(graph, bound) if bound else graph.kept_together
-    bonds: dict[int, list[int]] = {}  # by root
-    for number, values in enumerate(kept):
-        for root in dict.fromkeys(graph.values[value].root for value in values):
-            bonds.setdefault(root, []).append(number)
-    parent = list(range(len(kept)))
+    if not kept:
+        return own
+    import networkx
 
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    first: list[int | None] = []  # by task, one of the sets of values kept together
+    bonds = by_value(tuple(graph.values[value].root for value in values) for values in kept)
+    ties: networkx.Graph[Any] = networkx.Graph()
     for task in graph.tasks:
-        roots = dict.fromkeys(
-            graph.values[use.value].root for use in (*task.changes, *task.outputs)
-        )
-        some = [number for root in roots if not task.view for number in bonds.get(root, ())]
-        for number in some:
-            parent[find(number)] = find(some[0])
-        first.append(some[0] if some else None)
-    pinned: dict[int, str] = {}
-    for device, bond in zip(own, first, strict=True):
-        if bond is not None and device is not None:
-            pinned.setdefault(find(bond), device)
-    return [
-        device if device is not None or bond is None else pinned.get(find(bond))
-        for device, bond in zip(own, first, strict=True)
-    ]
+        roots = {graph.values[use.value].root for use in (*task.changes, *task.outputs)}
+        some = [bond for root in roots if not task.view for bond in bonds.get(root, ())]
+        ties.add_edges_from((task.index, bond) for bond in some)
+    for members in networkx.connected_components(ties):
+        tied = sorted(item for item in members if isinstance(item, int))
+        device = next((own[i] for i in tied if own[i] is not None), None)
+        for i in tied:
+            own[i] = device if own[i] is None else own[i]
+    return own
 
 
 def _reshapes(task: Task) -> bool:

@@ -10,7 +10,7 @@ idle, may be listed first.
 
 ===============  ===========================================================================
 facts            what each task and copy waited for, and why; the critical path, idle times by cause, slack
-what_if          a schedule and its prediction, with variants for what-if questions; which pay
+what_if          a schedule and its prediction, with variants for what-if questions
 advice           page-locked memory, values that are spilled, inputs that could stay on accelerators,
                  launches; other placements, more devices, fewer
 report           the explanation of a whole schedule, as ``explain`` returns it, and its text;
@@ -18,8 +18,8 @@ report           the explanation of a whole schedule, as ``explain`` returns it,
 task_report      why a task runs where and when it does
 ===============  ===========================================================================
 
-To add a remedy, write a function that yields ``Advice`` with the predicted makespan, and call it in
-``report._remedies``.
+To add a remedy, write a function that yields ``Advice`` with the predicted makespan and the changed
+case, and call it in ``report.explain``.
 """
 
 from autosched.explanation.report import Explanation, explain

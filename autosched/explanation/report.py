@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.text import amount, count, duration, percent, ranges, shortened, wrapped
@@ -16,7 +16,6 @@ from autosched.bounds import bounds
 from autosched.bounds.periods import period_bounds
 from autosched.errors import ScheduleError
 from autosched.explanation.advice import (
-    Plans,
     change_placement,
     device_count_note,
     fuse_launches,
@@ -25,9 +24,11 @@ from autosched.explanation.advice import (
     keep_inputs,
     pageable_note,
     pin_memory,
+    plans_of,
     repeat_note,
     replay_launches,
     spill_note,
+    worthwhile,
 )
 from autosched.explanation.facts import (
     Idle,
@@ -38,7 +39,7 @@ from autosched.explanation.facts import (
     path_seconds,
     predecessors,
 )
-from autosched.explanation.what_if import SMALL, Advice, Case, worthwhile
+from autosched.explanation.what_if import SMALL, Advice, Case
 from autosched.lowering import lower
 from autosched.lowering.resident_state import without_resident_state
 from autosched.program.parts import crosses
@@ -153,7 +154,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     before = predecessors(case, timeline)
     binding = binding_predecessors(timeline, before)
     path = critical_path(case.program, timeline, binding)
-    plans = Plans.of(case)
+    plans = plans_of(case)
     used = set(case.placement.device.values())
     return Explanation(
         name=case.graph.name,
@@ -164,7 +165,16 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in used),
-        advice=worthwhile(_remedies(case, plans), case.makespan),
+        advice=worthwhile(
+            case,
+            chain(
+                pin_memory(case),
+                keep_inputs(case),
+                fuse_launches(case),
+                replay_launches(case),
+                change_placement(case, plans),
+            ),
+        ),
         notes=(
             *_guess_note(case),
             *host_note(case),
@@ -191,14 +201,6 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
 def _guess_note(case: Case) -> Iterator[str]:
     if guess := case.costs.guess(case.graph):
         yield f"{guess}; a copy of what has no known size carries nothing: give examples="
-
-
-def _remedies(case: Case, plans: Plans) -> Iterator[Advice]:
-    yield from pin_memory(case)
-    yield from keep_inputs(case)
-    yield from fuse_launches(case)
-    yield from replay_launches(case)
-    yield from change_placement(case, plans)
 
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:

@@ -1,4 +1,4 @@
-"""Hold a schedule with its prediction, predict variants of it, and choose those that are worthwhile.
+"""Hold a schedule with its prediction, and predict variants of it.
 
 A what-if question is a case in which one part is replaced, and is predicted by the same
 ``simulate``. Gains are neither estimated nor combined. Contains no text.
@@ -6,10 +6,10 @@ A what-if question is a case in which one part is replaced, and is predicted by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from autosched.graph.graph import HOST, Task, Use
 from autosched.lowering import fitted
@@ -21,10 +21,6 @@ from autosched.simulation.simulate import makespan
 
 SMALL = 2_000  # tasks, up to which there is time to lower many variants
 LEAST = 0.02  # of the makespan; changes that gain less are not listed
-_MOST = 0.9  # of the gain of all changes, with which the first few suffice
-_LAST = ("bound", "fewer bound", "keep inputs")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -175,45 +171,3 @@ class Advice:
     makespan: float
     gain: float = 0.0
     share: float = 0.0
-
-
-def worthwhile(found: Iterable[Advice], makespan: float) -> tuple[Advice, ...]:
-    """Return the advice that pays, with its gain, the largest first.
-
-    Changes of a distribution over devices that the user chose come last, and so do those that depend
-    on a condition.
-
-    >>> pin = Advice("pin", "pin 'x'", (), ("x",), 3.0)
-    >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile([pin], 4.0)]
-    [('pin', 1.0, 0.25)]
-    """
-    gains = ((makespan - advice.makespan, advice) for advice in found)
-    paying = [
-        replace(advice, gain=gain, share=gain / makespan)
-        for gain, advice in gains
-        if gain > LEAST * makespan
-    ]
-    return tuple(sorted(paying, key=lambda advice: (advice.kind in _LAST, -advice.gain)))
-
-
-def fewest(
-    items: Sequence[T], makespan: float, without: Callable[[Sequence[T]], float], tries: int = 16
-) -> tuple[Sequence[T], float]:
-    """Return the first few items that gain nearly as much as all of them.
-
-    ``without`` returns the makespan without the effect of some items. After ``tries`` calls the
-    search stops and returns all items.
-
-    >>> fewest([5, 1, 4], 12.0, lambda removed: 12.0 - sum(removed))
-    ([5, 1, 4], 2.0)
-    >>> fewest([9, 1, 0], 12.0, lambda removed: 12.0 - sum(removed))
-    ([9], 3.0)
-    """
-    least = without(items)
-    count = 1
-    while count < len(items) and count < 1 << tries:
-        few = without(items[:count])
-        if makespan - few >= _MOST * (makespan - least):
-            return items[:count], few
-        count *= 2
-    return items, least

@@ -19,7 +19,6 @@ from autosched.errors import GraphError, listed
 from autosched.graph.effects import effects_of
 from autosched.graph.recorder import Recorder
 from autosched.graph.regions import Region
-from autosched.graph.storages import Storages, Touched
 from autosched.graph.task import HOST, Seconds, Task
 from autosched.graph.value import Value
 
@@ -27,6 +26,171 @@ if TYPE_CHECKING:
     from autosched.graph.graph import Graph
 
 G = TypeVar("G", bound="Graph")
+
+
+class Copying:
+    """A graph that is copied: ``values`` has the new ones, by their indices in the old graph.
+
+    The new graph is of the same class, with the same other attributes and coordinate frames. It has
+    the sources of the old one from the beginning.
+    """
+
+    def __init__(self, old: Graph):
+        self.old = old
+        self.new = copy.copy(old)
+        Recorder.__init__(self.new, old.name, generators=old.generators)
+        self.new.storages.frames = old.storages.frames
+        self.values = {value.index: self.new.add_source(value) for value in old.sources}
+
+    def repeat(
+        self,
+        task: Task,
+        after: Iterable[str] | None = None,
+        *,
+        prefix: str = "",
+        suffix: str = "",
+        instead: Mapping[int, Value] | None = None,
+        on: str | None = None,
+        seconds: Seconds | None = None,
+        nbytes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add a task, by default on its device and with its costs.
+
+        With a ``suffix``, its names and those of its results are new ones, and it is after no others
+        by default; else after the same tasks as in the old graph. It reads some values ``instead``
+        of its own.
+        """
+        if after is None:
+            orders = (d.task for d in task.dependencies if d.kind == "order" and not suffix)
+            after = [self.old.tasks[before].name for before in orders]
+
+        def named(name: str) -> str:
+            return self.new.fresh(name + suffix) if suffix else prefix + name
+
+        values = {**self.values, **instead} if instead else self.values
+        made = [self.old.values[use.value] for use in task.outputs]
+        touched = None if task.view else task.region
+        label = named(task.name)
+        args, kwargs = transform(
+            lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
+            (task.args, task.kwargs),
+        )
+        results = self.new.add_task(
+            task.fn,
+            args,
+            kwargs,
+            name=label,
+            outputs=transform(
+                lambda leaf: label if leaf.name == task.name else named(leaf.name), task.result
+            ),
+            writes=[values[use.value] for use in task.writes],
+            aliases=self._base(task, made, values),
+            view=task.view,
+            random=task.random,
+            touched=touched and (values[touched[0]].index, self._region(touched[1], touched[0])),
+            regions=self._regions(task, made),
+            on=on or task.device,
+            seconds=task.seconds if seconds is None else seconds,
+            sizes=[(nbytes or {}).get(value.name, value.nbytes) for value in made],
+            after=after,
+            origin=task.origin,
+            composite=task.composite,
+        )
+        self.note(made, results)
+
+    def _base(self, task: Task, made: Sequence[Value], values: Mapping[int, Value]) -> Value | None:
+        """Return the argument whose memory a result of a task shares, if there is one."""
+        if not _aliases(made):
+            return None
+        if task.view and task.region:
+            return values[task.region[0]]
+        roots = {value.root for value in made}
+        reads = (use.value for use in task.reads)
+        return values[next(read for read in reads if self.old.values[read].root in roots)]
+
+    def _regions(self, task: Task, made: Sequence[Value]) -> list[Region]:
+        """Return the regions of the results of a task."""
+        return [value.region for value in made]
+
+    def _region(self, region: Region, value: int) -> Region:
+        """Return a region of the storage of a value (an index) in the new graph."""
+        return region
+
+    def note(self, made: Sequence[Value], results: Any) -> None:
+        """Note what stands for old values."""
+        self.values.update(zip([value.index for value in made], flatten(results), strict=True))
+
+    def finish(self) -> Graph:
+        """Return the new graph, with the outputs, and what is kept together.
+
+        There, a view that was left out is replaced by its base.
+        """
+        for name, index in self.old.outputs.items():
+            self.new.output(**{name: self.values[index]})
+        for index, region in self.old.storages.reshaped.items():
+            if index in self.values:
+                self.new.storages.reshaped[self.values[index].index] = region
+        for bond in self.old.kept_together:
+            seen = [
+                index if index in self.values else self.old.values[index].root for index in bond
+            ]
+            if found := [self.values[index] for index in seen if index in self.values]:
+                self.new.together(*found)
+        return self.new
+
+
+def _aliases(made: Iterable[Value]) -> bool:
+    return any(value.root != value.index for value in made)
+
+
+def with_seconds(graph: G, seconds: Mapping[str, Seconds]) -> G:
+    """Return a copy of a graph with these seconds of tasks, by name."""
+    copying = Copying(graph)
+    for task in graph.tasks:
+        copying.repeat(task, seconds=seconds.get(task.name))
+    return cast(G, copying.finish())
+
+
+# ---- one graph inserted into another
+
+
+class _Inserting(Copying):
+    """Tasks that are added to another graph, which numbers its coordinate frames itself."""
+
+    def __init__(self, old: Graph, new: Graph, values: dict[int, Value]):
+        self.old = old
+        self.new = new
+        self.values = values
+        self.owner = object()
+        self.known: dict[int, int] = {-1: -1}  # by frame of the old graph, that of the new one
+
+    def _regions(self, task: Task, made: Sequence[Value]) -> list[Region]:
+        if not _aliases(made):
+            return []
+        bases = {self.old.values[use.value].root: use.value for use in reversed(task.reads)}
+        return [
+            self.new.storages.frames.root()
+            if value.root == value.index
+            else self._region(value.region, bases[value.root])
+            for value in made
+        ]
+
+    def _region(self, region: Region, value: int) -> Region:
+        root = self.old.values[self.old.values[value].root]
+        frames = self.new.storages.frames
+        if root.index not in self.values:  # only a view of this storage was given
+            return frames.opaque(self.values[value].region)
+        base = self.new.storages.region(self.values[root.index])
+        if base.bounds or base.lead or base.tail != (base.frame, 0):  # the root is a view here
+            return frames.opaque(base)
+        if root.region.frame >= 0 and root.index not in self.old.storages.reshaped:
+            self.known[root.region.frame] = base.frame
+        return region.renumbered(self._frame)
+
+    def _frame(self, frame: int) -> int:
+        if frame not in self.known:
+            self.known[frame] = self.new.storages.frames.imported(self.owner, frame)
+        return self.known[frame]
 
 
 def include(
@@ -48,30 +212,22 @@ def include(
     )
     values = _given(graph, other, inputs, tasks, only is None)
     _check_names(graph, tasks, other, prefix)
-    regions = _Regions(graph.storages, other, values)
+    inserting = _Inserting(other, graph, values)
     for task in tasks:
-        device = (on.get(task.name) if isinstance(on, Mapping) else on) or task.device
-        if task.device == HOST:
-            device = host
-        elif task.reads_file:
-            device = task.device
-        made = [other.values[use.value] for use in task.outputs]
-        results = repeat(
-            graph,
-            other,
+        device = on.get(task.name) if isinstance(on, Mapping) else on
+        if task.device == HOST or task.reads_file:
+            device = host if task.device == HOST else None
+        inserting.repeat(
             task,
-            values,
-            prefix + task.name,
-            outputs=transform(lambda leaf: prefix + leaf.name, task.result),
-            touched=None if task.view else regions.touched(task),
-            regions=regions.of(task, made) if _aliases(made) else (),
+            [name for name in _after(other, task, prefix) if name in graph.names],
+            prefix=prefix,
             on=device,
-            after=[name for name in _after(other, task, prefix) if name in graph.names],
-            seconds=seconds.get(task.name, task.seconds),
-            sizes=[nbytes.get(value.name, value.nbytes) for value in made],
+            seconds=seconds.get(task.name),
+            nbytes=nbytes,
         )
-        values.update(zip([value.index for value in made], flatten(results), strict=True))
-        _reshape(graph, task, values)
+        if task.fn is not None and task.writes and task.composite is None:
+            name = effects_of(task.fn, task.args, task.kwargs).name
+            graph.reshape(name, values[task.writes[0].value])
     for bond in other.kept_together if not isinstance(on, str) else ():
         if found := [values[index] for index in bond if index in values]:
             graph.together(*found)
@@ -90,62 +246,6 @@ def _after(other: Graph, task: Task, prefix: str) -> list[str]:
     ordered = (other.tasks[d.task] for d in task.dependencies if d.kind == "order")
     state = set(map(id, task.shared))
     return [prefix + before.name for before in ordered if state.isdisjoint(map(id, before.shared))]
-
-
-def repeat(
-    graph: Graph,
-    old: Graph,
-    task: Task,
-    values: Mapping[int, Value],
-    name: str,
-    *,
-    outputs: Any,
-    touched: Touched,
-    regions: Sequence[Region],
-    on: str | None,
-    after: Iterable[str],
-    seconds: Seconds | None,
-    sizes: Sequence[int | None],
-) -> Any:
-    """Add a copy of a task, with ``values`` in place of the old ones; return its results."""
-    args, kwargs = transform(
-        lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
-        (task.args, task.kwargs),
-    )
-    return graph.add_task(
-        task.fn,
-        args,
-        kwargs,
-        name=name,
-        outputs=outputs,
-        writes=[values[use.value] for use in task.writes],
-        aliases=_base(old, task, values),
-        view=task.view,
-        random=task.random,
-        touched=None if touched is None else (values[touched[0]].index, touched[1]),
-        regions=regions,
-        on=on,
-        seconds=seconds,
-        sizes=sizes,
-        after=after,
-        origin=task.origin,
-        composite=task.composite,
-    )
-
-
-def _base(old: Graph, task: Task, values: Mapping[int, Value]) -> Value | None:
-    """Return the argument whose memory a result of a task shares, if there is one."""
-    made = [old.values[use.value] for use in task.outputs]
-    if not _aliases(made):
-        return None
-    if task.view and task.region:
-        return values[task.region[0]]
-    roots = {value.root for value in made}
-    return values[next(use.value for use in task.reads if old.values[use.value].root in roots)]
-
-
-def _aliases(made: Iterable[Value]) -> bool:
-    return any(value.root != value.index for value in made)
 
 
 def _given(
@@ -194,144 +294,3 @@ def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str)
                     f"name {prefix + name!r} is already taken in graph {graph.name!r}; give "
                     "another prefix"
                 )
-
-
-def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
-    """Forget the coordinates of a value where a task changes its shape in place."""
-    if task.fn is None or not task.writes or task.composite is not None:
-        return
-    name = effects_of(task.fn, task.args, task.kwargs).name
-    graph.reshape(name, values[task.writes[0].value])
-
-
-class _Regions:
-    """Maps regions to those of a new graph, which numbers its coordinate frames itself."""
-
-    def __init__(self, storages: Storages, other: Graph, values: Mapping[int, Value]):
-        self.storages = storages
-        self.frames = storages.frames
-        self.other = other
-        self.values = values
-        self.known: dict[int, int] = {-1: -1}
-        self.owner = object()
-
-    def of(self, task: Task, made: Iterable[Value]) -> list[Region]:
-        """Return the regions of the results of a task, which may be views of an argument."""
-        bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
-        return [
-            self.frames.root()
-            if value.root == value.index
-            else self._mapped(value.region, bases[value.root])
-            for value in made
-        ]
-
-    def touched(self, task: Task) -> Touched:
-        if task.region is None:
-            return None
-        value, region = task.region
-        return value, self._mapped(region, value)
-
-    def _mapped(self, region: Region, value: int) -> Region:
-        """Return the region of the storage of a value (an index) in the new graph."""
-        root = self.other.values[self.other.values[value].root]
-        if root.index not in self.values:  # only a view of this storage was given
-            return self.frames.opaque(self.values[value].region)
-        base = self.storages.region(self.values[root.index])
-        if base.bounds or base.lead or base.tail != (base.frame, 0):  # the root is a view here
-            return self.frames.opaque(base)
-        if root.region.frame >= 0 and root.index not in self.other.storages.reshaped:
-            self.known[root.region.frame] = base.frame
-        return region.renumbered(self._frame)
-
-    def _frame(self, frame: int) -> int:
-        if frame not in self.known:
-            self.known[frame] = self.frames.imported(self.owner, frame)
-        return self.known[frame]
-
-
-# ---- copies
-
-
-class Copying:
-    """A graph that is copied: ``values`` has the new ones, by their indices in the old graph.
-
-    The new graph is of the same class, with the same other attributes and coordinate frames. It has
-    the sources of the old one from the beginning.
-    """
-
-    def __init__(self, old: Graph):
-        self.old = old
-        self.new = copy.copy(old)
-        Recorder.__init__(self.new, old.name, generators=old.generators)
-        self.new.storages.frames = old.storages.frames
-        self.values = {value.index: self.new.add_source(value) for value in old.sources}
-
-    def repeat(
-        self,
-        task: Task,
-        after: Iterable[str] | None = None,
-        *,
-        instead: Mapping[int, Value] | None = None,
-        seconds: Seconds | None = None,
-        suffix: str = "",
-    ) -> None:
-        """Add a task, by default after those of the old graph, and with the seconds it had.
-
-        It reads some values ``instead`` of its own. With a ``suffix``, its names are new ones.
-        """
-        if after is None:
-            orders = (d.task for d in task.dependencies if d.kind == "order")
-            after = [self.old.tasks[before].name for before in orders]
-        made = [self.old.values[use.value] for use in task.outputs]
-        label = self.new.fresh(task.name + suffix) if suffix else task.name
-
-        def name_of(leaf: Value) -> str:
-            if leaf.name == task.name:
-                return label
-            return self.new.fresh(leaf.name + suffix) if suffix else leaf.name
-
-        results = repeat(
-            self.new,
-            self.old,
-            task,
-            {**self.values, **instead} if instead else self.values,
-            label,
-            outputs=transform(name_of, task.result),
-            touched=None if task.view else task.region,
-            regions=[value.region for value in made],
-            on=task.device,
-            after=after,
-            seconds=task.seconds if seconds is None else seconds,
-            sizes=[value.nbytes for value in made],
-        )
-        self.note(made, results)
-
-    def note(self, made: Sequence[Value], results: Any) -> None:
-        """Note what stands for old values."""
-        self.values.update(zip([value.index for value in made], flatten(results), strict=True))
-
-    def finish(self) -> Graph:
-        """Return the new graph, with the outputs, and what is kept together.
-
-        There, a view that was left out is replaced by its base.
-        """
-        for name, index in self.old.outputs.items():
-            self.new.output(**{name: self.values[index]})
-        for index, region in self.old.storages.reshaped.items():
-            if index in self.values:
-                self.new.storages.reshaped[self.values[index].index] = region
-        for bond in self.old.kept_together:
-            seen = [
-                index if index in self.values else self.old.values[index].root for index in bond
-            ]
-            if found := [self.values[index] for index in seen if index in self.values]:
-                self.new.together(*found)
-        return self.new
-
-
-def with_seconds(graph: G, seconds: Mapping[str, Seconds]) -> G:
-    """Return a copy of a graph with these seconds of tasks, by name."""
-    copying = Copying(graph)
-    for task in graph.tasks:
-        copying.repeat(task, seconds=seconds.get(task.name))
-    return cast(G, copying.finish())

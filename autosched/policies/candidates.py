@@ -36,17 +36,22 @@ def candidates(
     >>> len(candidates(Problem(Graph(), Machine.emulated(gpus=8))))
     6
     """
-    machine = problem.machine
     improved = quick if seconds is None else search(seconds, seed, progress=progress)
     if is_large(problem):
         return (improved,)
+    simple = (single, round_robin, heft) if len(problem.graph) <= LARGE else ()
+    alone = one_of_each(problem, problem.machine.computing)
+    return (*map(single_on, alone), *simple, improved)
+
+
+def one_of_each(problem: Problem, names: Iterable[str]) -> list[str]:
+    """Return one device of each kind, and all to which tasks are bound."""
     pinned = _bound(problem)
     like: dict[Device, str] = {}
-    for device in map(machine.device, machine.computing):
+    for device in map(problem.machine.device, names):
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    simple = (single, round_robin, heft) if len(problem.graph) <= LARGE else ()
-    return (*map(single_on, like.values()), *simple, improved)
+    return list(like.values())
 
 
 def fewer_devices(problem: Problem) -> Iterator[Problem]:

@@ -53,16 +53,16 @@ def rewritten(graph: Graph, order: Sequence[str]) -> Graph:
     stale: dict[int, Task] = {}  # by value: the task that views memory which was made again since
     added: set[int] = set()
 
-    def add(task: Task, suffix: str = "") -> None:
+    def add(task: Task, is_again: bool) -> None:
         for use in task.reads:
             if use.value in stale:
-                add(stale[use.value], AGAIN)
+                add(stale[use.value], True)
         if task.random and task.name in several and task.fn is not None:
             first = functions.setdefault(task.name, _Repeatable(task.fn))
-            task = replace(task, fn=first.again if suffix else first)
-        copying.repeat(task, () if suffix else None, suffix=suffix)
+            task = replace(task, fn=first.again if is_again else first)
+        copying.repeat(task, suffix=AGAIN if is_again else "")
         made = [use.value for use in task.outputs]
-        if suffix:
+        if is_again:
             for member in (other for value in made for other in graph.members(value)):
                 producer = graph.values[member].producer
                 if producer not in (None, task.index) and graph.values[member].root in made:
@@ -77,10 +77,10 @@ def rewritten(graph: Graph, order: Sequence[str]) -> Graph:
             raise ScheduleError(f"task {name!r} cannot be repeated there with the same result")
         if not added.issuperset(before.task for before in task.dependencies):
             raise ScheduleError(f"task {name!r} is ordered before a task that it depends on")
-        add(task, AGAIN if task.index in added else "")
+        add(task, task.index in added)
     for index in graph.outputs.values():
         if index in stale:
-            add(stale[index], AGAIN)
+            add(stale[index], True)
     return copying.finish().snapshot()
 
 

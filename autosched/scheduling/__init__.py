@@ -1,8 +1,7 @@
 """Schedule graphs on machines.
 
 planning      ``schedule()``: arguments, the problem, and which policies are tried
-plans         placements, their programs, and the choice among several
-limits        what limits of memory cost, and which suffice
+plans         placements, their programs, the choice among several, and limits of memory
 agreement     schedules that several ranks make together
 schedule      Schedule: problem, placement and program; its runs; reading saved ones
 binding       how a graph is called, which a capture knows

@@ -62,8 +62,7 @@ from autosched.runtime.check import Check
 from autosched.scheduling.agreement import agreed
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.binding import Binding, binding_of
-from autosched.scheduling.limits import refusal
-from autosched.scheduling.plans import best_plan, goal_of, merit, with_runs_in_flight
+from autosched.scheduling.plans import best_plan, goal_of, merit, refusal, with_runs_in_flight
 from autosched.scheduling.progress_bar import progress_bar
 from autosched.scheduling.schedule import Schedule, joined
 from autosched.simulation.plan import Plan

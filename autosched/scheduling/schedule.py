@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, overload
 
 from autosched._lib.display import public_names
@@ -50,7 +49,7 @@ from autosched.scheduling.agreement import inputs_on, own_inputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.binding import Binding, binding_of
 from autosched.scheduling.kept_state import ResidentState
-from autosched.scheduling.limits import limit_note
+from autosched.scheduling.plans import limit_note
 from autosched.scheduling.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulation.footprint import memory_over_time, peaks
 from autosched.simulation.plan import Plan
@@ -179,9 +178,7 @@ class Schedule(Plan):
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
-        inputs = own_inputs(
-            self, self._binding.completed(self.graph, args, inputs)[0], is_agreed=False
-        )
+        inputs, _ = self._completed(args, inputs)
         profile = partial(self._executor.profile, self._kept.inputs(inputs), seconds)
         if self._state.runs is not None:
             profile = partial(self._runs.paused, profile)
@@ -372,12 +369,7 @@ class Schedule(Plan):
     def __enter__(self) -> Schedule:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -389,8 +381,7 @@ class Schedule(Plan):
         return self._state.executor
 
     def _new_executor(self) -> Executor:
-        if self._state.closed:
-            raise ScheduleError("the schedule is closed; make a new one")
+        self._check_open()
         self._verify_once()
         if self.machine.rank is not None:
             return executor_of_rank(self.program, self.graph, self.machine, self.check, self.nvtx)
@@ -437,16 +428,18 @@ class Schedule(Plan):
     def _runs(self) -> Runs:
         runs = self._state.runs
         if runs is None or runs.process != forks():
-            executor = self._executor
             with LOCK:
-                if self._state.closed:
-                    raise ScheduleError("the schedule is closed; make a new one")
-                if self._state.runs is None or self._state.runs.process != forks():
+                self._check_open()
+                runs = self._state.runs
+                if runs is None or runs.process != forks():
                     kept = self._kept
                     parts = self._completed, self._guarded, kept.inputs, kept.wrote
-                    self._state.runs = Runs(executor, *parts, self.inputs_here)
-                runs = self._state.runs
+                    runs = self._state.runs = Runs(self._executor, *parts, self.inputs_here)
         return runs
+
+    def _check_open(self) -> None:
+        if self._state.closed:
+            raise ScheduleError("the schedule is closed; make a new one")
 
     # ---- files
 

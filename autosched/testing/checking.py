@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from types import NoneType
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autosched._lib.allowed import is_whole
 from autosched._lib.tree import flatten, match
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
 from autosched.graph.effects import is_uninitialized
@@ -85,42 +86,17 @@ def check(
     >>> print(check(graph, Machine.emulated(gpus=2), **how))
     1 schedules, 1 distinct programs, 20 interleavings: each as the serial run, bit for bit
     """
-    _check_arguments(graph, examples, policies, interleavings, seed)
-    machines = {"machine": machine}
-    if machine is None:
-        found = enumerate(machines_for(graph))
-        machines = {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in found}
-    reference = Reference(Setting(graph.snapshot(), examples, seed))
-    _check_regions(graph)
-    plans = _plans(graph, machines, policies or _POLICIES)
-    distinct: dict[Program, _Plan] = {}
-    for plan in plans:
-        distinct.setdefault(plan.schedule.program, plan)
-    for plan in distinct.values():
-        for way in _ways(interleavings, seed):
-            _try(reference, plan, way, interleavings)
-    _check_regions(graph)
-    return Checked(len(plans), len(distinct), len(distinct) * interleavings)
-
-
-def _check_regions(graph: Graph) -> None:
-    """Raise InterleavingError if a fused region has not computed what its operators do."""
-    for task in graph.tasks:
-        if how := getattr(task.fn, "mismatch", None):
-            raise InterleavingError(f"task {task.name!r}: {how}")
-
-
-def _check_arguments(
-    graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any
-) -> None:
-    """Raise ScheduleError for invalid arguments, and GraphError for missing or unknown examples."""
     is_list = isinstance(policies, (list, tuple, NoneType))
-    is_count = type(interleavings) is int and interleavings > 0
-    is_seed = type(seed) is int and 0 <= seed < 2**63
-    is_mapping = isinstance(examples, Mapping)
+    is_count = is_whole(interleavings) and interleavings > 0
+    is_seed = is_whole(seed) and 0 <= seed < 2**63
     for name, item, fits, what in (
         ("graph", graph, isinstance(graph, Graph), "a Graph"),
-        ("examples", examples, is_mapping, "an input of each name, as a mapping"),
+        (
+            "examples",
+            examples,
+            isinstance(examples, Mapping),
+            "an input of each name, as a mapping",
+        ),
         ("policies", policies, is_list, "a list of names and functions"),
         ("interleavings", interleavings, is_count, "a whole number, 1 or more"),
         ("seed", seed, is_seed, "a whole number, 0 to 2**63 - 1"),
@@ -128,6 +104,37 @@ def _check_arguments(
         if not fits:
             raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
     graph.bind(examples)
+    machines = {"machine": machine}
+    if machine is None:
+        found = enumerate(machines_for(graph))
+        machines = {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in found}
+    reference = Reference(Setting(graph.snapshot(), examples, seed))
+    _check_regions(graph)
+    count = 0
+    distinct: dict[Program, _Plan] = {}
+    errors: list[ScheduleError] = []
+    for (name, where), policy in product(machines.items(), policies or _POLICIES):
+        try:
+            made = schedule(graph, where, policy=policy)
+        except ScheduleError as error:
+            errors.append(error)
+        else:
+            count += 1
+            distinct.setdefault(made.program, _Plan(name, policy, made))
+    if errors and not distinct:
+        raise errors[0]
+    for plan in distinct.values():
+        for way, choose in _ways(interleavings, seed):
+            _try(reference, plan, way, choose, interleavings)
+    _check_regions(graph)
+    return Checked(count, len(distinct), len(distinct) * interleavings)
+
+
+def _check_regions(graph: Graph) -> None:
+    """Raise InterleavingError if a fused region has not computed what its operators do."""
+    for task in graph.tasks:
+        if how := getattr(task.fn, "mismatch", None):
+            raise InterleavingError(f"task {task.name!r}: {how}")
 
 
 @dataclass(frozen=True)
@@ -203,73 +210,34 @@ class _Plan(NamedTuple):
     schedule: Schedule
 
 
-def _plans(
-    graph: Graph, machines: Mapping[str, Machine | None], policies: Sequence[str | Policy]
-) -> list[_Plan]:
-    """Return a schedule for each machine and policy that finds one; raise if none does."""
-    plans: list[_Plan] = []
-    errors: list[ScheduleError] = []
-    for (name, machine), policy in product(machines.items(), policies):
-        try:
-            plans.append(_Plan(name, policy, schedule(graph, machine, policy=policy)))
-        except ScheduleError as error:
-            errors.append(error)
-    if errors and not plans:
-        raise errors[0]
-    return plans
+def _ways(interleavings: int, seed: int) -> Iterator[tuple[str, Choose | None]]:
+    """Yield the modelled order, then contrary choices of streams, then random ones, with their code."""
+    yield "Virtual()", None
+    for i in range(1, interleavings):
+        kind = contrary if i <= interleavings // 2 else uniform
+        yield f"Virtual(asc.testing.{kind.__name__}({seed + i}))", kind(seed + i)
 
 
-# ---- one run
-
-
-class _Way(NamedTuple):
-    """A kind of interleaving: modelled order, contrary or uniform."""
-
-    name: str
-    seed: int
-
-    def choose(self) -> Choose | None:
-        """Return the choice of streams for a run."""
-        kinds = {"contrary": contrary, "uniform": uniform}
-        return kinds[self.name](self.seed) if self.name else None
-
-    def __str__(self) -> str:
-        return f"Virtual(asc.testing.{self.name}({self.seed}))" if self.name else "Virtual()"
-
-
-def _ways(interleavings: int, seed: int) -> list[_Way]:
-    """Return the modelled order, then contrary ones, then random ones."""
-    half = interleavings // 2 + 1
-    names = ["", *["contrary"] * (half - 1), *["uniform"] * (interleavings - half)]
-    return [_Way(name, seed + i) for i, name in enumerate(names)]
-
-
-def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> None:
+def _try(
+    reference: Reference, plan: _Plan, way: str, choose: Choose | None, interleavings: int
+) -> None:
     """Run a schedule in one interleaving; raise InterleavingError if the result differs."""
     made = plan.schedule
     traces = dict[str, int]()
     seconds = durations(made.program, made.problem)
     graph = traced(made.graph, traces)
-    setting = reference.setting
-    left, error = attempt(setting, made.program, graph, made.machine, way.choose(), seconds)
-    difference = _difference(reference, left, error)
-    if difference is not None:
+    left, error = attempt(reference.setting, made.program, graph, made.machine, choose, seconds)
+    differences = (
+        f"{what} {found}"
+        for what, expected in reference.results.items()
+        if error is None and (found := difference(expected, left[what])) is not None
+    )
+    how = next(differences, None) if error is None else f"raises {type(error).__name__}: {error}"
+    if how is not None:
         culprit = reference.first_difference(traces)
-        report = _report(reference, plan, way, interleavings, difference, culprit)
-        raise InterleavingError(report) from error
-
-
-def _difference(
-    reference: Reference, left: Mapping[str, Any], error: AutoschedError | None
-) -> str | None:
-    """Return how a run differs from the serial one, or its error; None if it is equal."""
-    if error is not None:
-        return f"raises {type(error).__name__}: {error}"
-    for what, expected in reference.results.items():
-        found = difference(expected, left[what])
-        if found is not None:
-            return f"{what} {found}"
-    return None
+        raise InterleavingError(
+            _report(reference, plan, way, interleavings, how, culprit)
+        ) from error
 
 
 # ---- interleavings
@@ -317,13 +285,17 @@ that aliases= does not name."""
 def _report(
     reference: Reference,
     plan: _Plan,
-    way: _Way,
+    way: str,
     interleavings: int,
     difference: str,
     culprit: Task | None,
 ) -> str:
     made = plan.schedule
-    policy = _policy_code(plan.policy)
+    policy = getattr(plan.policy, "__name__", "yours")
+    if isinstance(plan.policy, (str, scattered)):
+        policy = repr(plan.policy) if isinstance(plan.policy, str) else f"asc.testing.{plan.policy}"
+    devices = ", ".join(f"{device.name} ({device.streams})" for device in made.machine.devices)
+    copies = "queue" if made.machine.contention else "do not queue"
     task = "none"
     if culprit is not None:
         device = made.placement.device[culprit.name]
@@ -332,7 +304,7 @@ def _report(
         f"graph {made.graph.name!r} does not do what its serial run does: {difference}",
         "",
         f"  first task that differs   {task}",
-        f"  machine                   {_described(made.machine)}",
+        f"  machine                   {devices}, with so many compute streams; copies {copies}",
         f"  policy                    {policy}",
         f"  interleaving              backend={way}",
         f"  again                     asc.testing.check(graph, {plan.machine}, examples=examples, "
@@ -345,19 +317,6 @@ def _report(
     if len(program) > _MOST_LINES:
         program[_MOST_LINES:] = [f"... and {len(program) - _MOST_LINES} lines more"]
     return "\n".join([*lines, *program])
-
-
-def _policy_code(policy: str | Policy) -> str:
-    """Return the code with which the user would write a policy."""
-    if isinstance(policy, scattered):
-        return f"asc.testing.{policy}"
-    return repr(policy) if isinstance(policy, str) else getattr(policy, "__name__", "yours")
-
-
-def _described(machine: Machine) -> str:
-    devices = ", ".join(f"{device.name} ({device.streams})" for device in machine.devices)
-    copies = "queue" if machine.contention else "do not queue"
-    return f"{devices}, with so many compute streams; copies {copies}"
 
 
 # ---- the serial run, as the expected result

@@ -291,7 +291,9 @@ def dags(draw, most=12):
 def test_waits_on_one_device_are_as_few_as_nimble_proves_possible(graph):
     """Reduced edges minus the size of a maximum matching between them (Kwon et al., NeurIPS 2020, theorem 3)."""
     program = lowered(graph, asc.Machine([asc.Device("cpu", streams=len(graph))]))
-    reduced = nx.transitive_reduction(graph.to_networkx())
+    names = [task.name for task in graph.tasks]
+    edges = [(names[d.task], task.name) for task in graph.tasks for d in task.dependencies]
+    reduced = nx.transitive_reduction(nx.DiGraph(edges))
     sides = nx.Graph([(("from", u), ("to", v)) for u, v in reduced.edges])
     matched = (
         len(bipartite.eppstein_matching(sides, [side for side in sides if side[0] == "from"])) // 2
