@@ -1,8 +1,6 @@
 """The command line, ``autosched COMMAND``.
 
-loading   what a command works on: a graph or a saved schedule, its machine and its costs
-commands  the commands, as functions of parsed arguments
-sanitize  the command ``sanitize``: races in the user's own stream code
+commands  the commands, as functions of parsed arguments, and what they work on
 output    results, progress and errors
 
 A command is a function from the parsed arguments to an exit code. Commands print, and write the
@@ -24,7 +22,6 @@ from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, exit_code
-from autosched.cli.sanitize import sanitize
 from autosched.comparison.compare import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
 from autosched.machine.machine import LINKS
@@ -194,7 +191,7 @@ _SEARCH: Options = {  # of policies that search, and the costs
 _ABOUT_PLANNING = (
     "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs."
 )
-_PLANNING: Options = {  # of ``loading.planned``
+_PLANNING: Options = {  # of ``commands.planned``
     "--gpus": "an emulated machine of one CPU and N GPUs",
     "--link": f"what joins them: {', '.join(LINKS)} (default: pcie4)",
     "--hosts": "N such hosts, joined by a network",
@@ -303,7 +300,7 @@ _COMMANDS = (
         },
     ),
     _Command(
-        sanitize,
+        commands.sanitize,
         "find races in code that uses CUDA streams, without a GPU; exit with 1 if there are any",
         "--gpus 2 train.py --epochs 1",
         {

@@ -1,32 +1,42 @@
-"""Run the commands: demo, devices, show, run, explain, compare and measure."""
+"""Run the commands: demo, devices, show, run, explain, compare, measure and sanitize."""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
+import importlib.util
+import inspect
+import runpy
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from autosched._lib.json_reader import json_data
 from autosched._lib.text import amount, count, duration, table
 from autosched._lib.tree import transform
-from autosched.cli import loading, output
-from autosched.cli.loading import inputs_of, planned, subject_of
+from autosched.cli import output
 from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
 from autosched.comparison import compare as comparing
-from autosched.errors import AutoschedError, TaskError, UsageError
+from autosched.costs.costs import Costs
+from autosched.errors import AutoschedError, TaskError, UsageError, listed, shown
 from autosched.explanation import Case
 from autosched.explanation.advice import reloads
+from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.scheduling.schedule import Schedule
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule, load
 from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_svg, perfetto_json, picture
 from autosched.viz.charts import histories
 from autosched.viz.drawing import phases
 
+T = TypeVar("T")
 _REPEAT = 9  # runs that are measured
 
 
@@ -42,7 +52,7 @@ def devices(arguments: argparse.Namespace) -> int:
     """List torch's devices and the local machine."""
     found = _torch_devices()
     path = arguments.machine
-    machine = loading.read(path, Machine.from_json) if path else Machine.local(arguments.gpus)
+    machine = read(path, Machine.from_json) if path else Machine.local(arguments.gpus)
     if arguments.write is not None:
         deliver(machine.to_json() + "\n", arguments.write)
     if arguments.json:
@@ -158,7 +168,7 @@ def compare(arguments: argparse.Namespace) -> int:
     """Plan a graph for many machines by many policies."""
     form = _format(arguments, {".txt": "text", ".json": "json", ".svg": "svg"})
     subject = subject_of(arguments)
-    costs = loading.costs_of(arguments, subject)
+    costs = costs_of(arguments, subject)
     machines = _machines(arguments)
     if limits := arguments.memory:
         several = [*machines.values()] if isinstance(machines, dict) else machines
@@ -170,7 +180,7 @@ def compare(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         seed=arguments.seed,
         costs=costs,
-        examples=loading.examples_of(subject, costs),
+        examples=examples_of(subject, costs),
         in_flight=arguments.in_flight,
         objective=arguments.objective or "makespan",
         track=tracker("comparing"),
@@ -182,7 +192,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machine]:
-    files = {path.stem: loading.read(path, Machine.from_json) for path in arguments.machines or ()}
+    files = {path.stem: read(path, Machine.from_json) for path in arguments.machines or ()}
     options = arguments.gpus, arguments.links, arguments.hosts, arguments.network
     if files and all(option is None for option in options):
         return files
@@ -191,7 +201,7 @@ def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machin
     hosts = arguments.hosts or [None]
     kinds = product(hosts, gpus, arguments.links or ["pcie4"])
     network = arguments.network
-    made = [loading.emulated_machine(count, link, number, network) for number, count, link in kinds]
+    made = [emulated_machine(count, link, number, network) for number, count, link in kinds]
     return [*made, *files.values()]
 
 
@@ -217,6 +227,44 @@ def measure(arguments: argparse.Namespace) -> int:
         measured = measure_machine(machine, track=tracker("copying"))
         deliver(measured.to_json() + "\n", arguments.links)
     return 0
+
+
+# ---- races in the user's own stream code
+
+
+def sanitize(arguments: argparse.Namespace) -> int:
+    """Run a script or function on simulated GPUs, and print what is found."""
+    from autosched.sanitizer import watching
+
+    is_script = arguments.script.endswith(".py")
+    if is_script and not Path(arguments.script).is_file():
+        raise UsageError(f"{arguments.script}: no such file")
+    if not is_script and arguments.arguments:
+        raise UsageError(f"{arguments.script} is a function, which is called without arguments")
+    with watching(arguments.gpus or 1, arguments.numbers) as watched:
+        if is_script:
+            _run_script(arguments.script, arguments.arguments)
+        else:
+            returned(arguments.script)
+    report = watched.report
+    print(json_text(report.to_json()) if arguments.json else report)
+    return CHECK_FAILED if report.findings else 0
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    """Run a script as Python does, with its arguments; what it prints goes to stderr."""
+    before, path, output = sys.argv, list(sys.path), sys.stdout
+    sys.argv, sys.stdout = [script, *arguments], sys.stderr
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit_:
+        if exit_.code not in (None, 0):
+            raise UserCodeError(f"{script} exits with {exit_.code}") from exit_
+    except Exception as error:
+        raise UserCodeError(f"{script} failed") from error
+    finally:
+        sys.argv, sys.path[:], sys.stdout = before, path, output
 
 
 # ---- show
@@ -256,8 +304,8 @@ def _format(arguments: argparse.Namespace, suffixes: Mapping[str, str]) -> str:
     return arguments.format or suffixes[suffix]
 
 
-def _timeline(made: Schedule) -> Timeline:
-    return made.simulate(made.runs_shown)
+def _timeline(made: Schedule, measured: Timeline | None = None) -> Timeline:
+    return made.simulate(made.runs_shown if measured is None else measured.run_count)
 
 
 def _text(made: Schedule, colour: bool = False) -> str:
@@ -265,17 +313,20 @@ def _text(made: Schedule, colour: bool = False) -> str:
     return f"{made}\n\n{chart}\n\n{summary(made)}"
 
 
-def _gantt(made: Schedule) -> str:
-    return gantt_svg(_timeline(made), title=made.graph.name, phases=phases(made.graph))
+def _gantt(made: Schedule, measured: Timeline | None = None) -> str:
+    look: dict[str, Any] = {"title": made.graph.name, "phases": phases(made.graph)}
+    return gantt_svg(_timeline(made, measured), measured=measured, **look)
 
 
 def _graph(draw: Callable[..., str], made: Schedule) -> str:
     return draw(made.graph, made.placement.device, title=made.graph.name)
 
 
-def _trace(made: Schedule) -> str:
+def _trace(made: Schedule, measured: Timeline | None = None) -> str:
     graph = made.graph
-    return perfetto_json(_timeline(made), graph=graph, memory=made.memory(), title=graph.name)
+    memory = made.memory() if measured is None else None
+    what: dict[str, Any] = {"graph": graph, "memory": memory, "title": graph.name}
+    return perfetto_json(_timeline(made, measured), measured=measured, **what)
 
 
 def _memory(made: Schedule) -> str:
@@ -320,21 +371,18 @@ FORMATS: Mapping[str, Mapping[str, Draw]] = {
     "perfetto": {"trace": _trace},
     "code": {"code": lambda made: made.code},
 }
-_SUFFIXES = {
-    ".txt": "text",
-    ".svg": "svg",
-    ".png": "png",
-    ".pdf": "pdf",
-    ".html": "html",
-    ".dot": "dot",
-    ".json": "perfetto",
-    ".py": "code",
-}
+_SUFFIXES = {f".{form}": form for form in ("svg", "png", "pdf", "html", "dot")}
+_SUFFIXES |= {".txt": "text", ".json": "perfetto", ".py": "code"}
 
 
 # ---- run
 
-_PROFILES = (".json", ".html", ".svg")  # of files with a profile
+# By suffix, what is written of a profile.
+_PROFILES: Mapping[str, Callable[[Schedule, Timeline], str]] = {
+    ".json": _trace,
+    ".html": Schedule.page,
+    ".svg": _gantt,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -357,7 +405,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.profile or path is not None:
             measured = profiled(made, inputs, arguments.repeat or _REPEAT)
         if measured is not None and path is not None:
-            deliver(_profile(made, measured, path.suffix), path)
+            deliver(_PROFILES[path.suffix](made, measured), path)
         times = {}
         if measured is not None:
             predicted = _times(made, made.simulate())
@@ -413,16 +461,6 @@ def _copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _profile(made: Schedule, measured: Timeline, suffix: str) -> str:
-    """Return a profile beside the prediction as a trace, a page or a picture."""
-    title = made.graph.name
-    if suffix == ".json":
-        return perfetto_json(made.simulate(), measured=measured, graph=made.graph, title=title)
-    if suffix == ".html":
-        return made.page(measured)
-    return gantt_svg(made.simulate(), measured=measured, title=title, phases=phases(made.graph))
-
-
 # ---- text
 
 
@@ -444,3 +482,216 @@ def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[st
     for name in predicted["busy_seconds"]:
         rows.append((f"{name} busy", *(duration(times["busy_seconds"][name]) for times in both)))
     return table(("", "predicted", "measured"), rows)
+
+
+# ---- what commands work on: a graph or a saved schedule, its machine and its costs
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph, with optional inputs, machine and schedule; ``name`` is what the user typed."""
+
+    name: str
+    graph: Graph
+    inputs: Mapping[str, Any] | None = None
+    machine: Machine | None = None
+    schedule: Schedule | None = None
+
+
+def subject_of(arguments: argparse.Namespace) -> Subject:
+    """Load the subject of a command. Raises UsageError if it is missing or invalid."""
+    name = arguments.thing
+    builder = arguments.graph
+    if Path(name).is_file() and not name.endswith(".py"):
+        if builder is None:
+            how = "give the function that builds its graph, --graph module:function"
+            raise UsageError(f"{name}: a saved schedule holds no functions; {how}")
+        built = _built(builder)
+        made = load(name, built.graph)
+        return Subject(name, made.graph, built.inputs, made.machine, made)
+    if builder is not None:
+        raise UsageError(f"--graph goes with a saved schedule, and {name!r} is no file")
+    return _built(name)
+
+
+def planned(arguments: argparse.Namespace, subject: Subject) -> Schedule:
+    """Return the schedule of a subject: the saved one, unless an option requests another."""
+    plan = "policy", "seconds", "costs", "in_flight", "objective"
+    options = "link", "hosts", "network", "machine", "local", "slower", *plan
+    asked = any(getattr(arguments, name) for name in options) or arguments.gpus is not None
+    if subject.schedule is not None and not asked:
+        return subject.schedule
+    costs = costs_of(arguments, subject)
+    return schedule(
+        subject.graph,
+        _machine(arguments, subject),
+        policy=arguments.policy or "auto",
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+        progress=sys.stderr.isatty(),
+        costs=costs,
+        examples=examples_of(subject, costs),
+        in_flight=arguments.in_flight,
+        objective=arguments.objective or "makespan",
+    )
+
+
+def _machine(arguments: argparse.Namespace, subject: Subject) -> Machine:
+    """Return the machine that options describe, or that of the subject, or 2 emulated GPUs."""
+    cluster = arguments.hosts is not None or arguments.network is not None
+    emulated = arguments.gpus is not None or arguments.link is not None or cluster
+    asked = {"--hosts or --network" if cluster else "--gpus or --link": emulated}
+    if arguments.local and arguments.link is None and not cluster:
+        asked = {}  # --gpus is the number of local GPUs
+    asked |= {"--machine": arguments.machine is not None, "--local": arguments.local}
+    if len(names := [name for name, given in asked.items() if given]) > 1:
+        raise UsageError(f"{' and '.join(names)} name different machines; give one of them")
+    if arguments.local:
+        machine = Machine.local(gpus=arguments.gpus)
+    elif arguments.machine is not None:
+        machine = read(arguments.machine, Machine.from_json)
+    elif emulated or subject.machine is None:
+        gpus = 2 if arguments.gpus is None else arguments.gpus
+        machine = emulated_machine(gpus, arguments.link, arguments.hosts, arguments.network)
+    else:
+        machine = subject.machine
+    return machine.slower(arguments.slower) if arguments.slower else machine
+
+
+def emulated_machine(
+    gpus: int, link: str | None, hosts: int | None, network: str | None
+) -> Machine:
+    """Return an emulated machine; a network alone asks for 2 hosts."""
+    if network is None:
+        return Machine.emulated(gpus, link, hosts=hosts)
+    return Machine.emulated(gpus, link, hosts=hosts or 2, network=network)
+
+
+def costs_of(arguments: argparse.Namespace, subject: Subject) -> Costs | None:
+    """Return the costs of a file or of a saved schedule, or None."""
+    if arguments.costs is not None:
+        return read(arguments.costs, Costs.from_json)
+    return None if subject.schedule is None else subject.schedule.costs
+
+
+def examples_of(subject: Subject, costs: Costs | None) -> Mapping[str, Any] | None:
+    """Return the inputs to estimate costs from, if costs are not given; note if there are none."""
+    if costs is not None:
+        return None
+    if subject.inputs is None and not subject.graph.input_names:
+        return {}
+    if subject.inputs is None and all(task.seconds is None for task in subject.graph.tasks):
+        say(
+            "note: nothing tells what tasks cost, so each is taken to cost 10 us; "
+            "return inputs too, or give --costs"
+        )
+    return subject.inputs
+
+
+def inputs_of(subject: Subject) -> Mapping[str, Any]:
+    """Return the inputs that came with a graph. Raises UsageError if required ones are missing."""
+    name = subject.name
+    if subject.inputs is None and subject.graph.input_names:
+        how = "let its function return (graph, {name: tensor})"
+        raise UsageError(f"{name} gives no inputs; {how}")
+    return subject.inputs or {}
+
+
+def read(path: Path, parse: Callable[[str], T]) -> T:
+    """Return the content of a file. Raises UsageError that names the file, and OSError."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (AutoschedError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def returned(text: str) -> Any:
+    """Return what a function returns that is named as ``module:function``."""
+    where, colon, name = text.rpartition(":")
+    if not colon or not where or not name:
+        hint = "no such file, and no function"
+        if text.endswith(".py"):
+            hint = f"name a function in it, {text}:function"
+        forms = "package.module:function, file.py:function or plan.json"
+        raise UsageError(f"{text}: {hint}; a THING is {forms}")
+    item = _attribute(_module(where), where, name)
+    if callable(item) and not isinstance(item, Schedule):
+        if _wants_arguments(item):
+            signature = f"{name}{inspect.signature(item)}"
+            raise UsageError(f"{text} is called without arguments, and it is {signature}")
+        try:
+            item = item()
+        except Exception as error:
+            raise UserCodeError(f"{text} failed") from error
+    return item
+
+
+def _built(text: str) -> Subject:
+    """Return the subject that a function returns, named as ``module:function``."""
+    item = returned(text)
+    match item:
+        case Schedule():
+            return Subject(text, item.graph, None, item.machine, item)
+        case Graph():
+            return Subject(text, item)
+        case (Graph() as graph, Mapping() as inputs):
+            return Subject(text, graph, inputs)
+        case (Graph() as graph, Mapping() as inputs, Machine() as machine):
+            return Subject(text, graph, inputs, machine)
+    raise UsageError(
+        f"{text} must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, "
+        f"got {shown(type(item).__name__)}"
+    )
+
+
+def _module(where: str) -> Any:
+    """Import a module, or a file as a script."""
+    folder = Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return _run_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except UsageError:
+        raise
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{where}.".startswith(f"{missing}."):
+            places = "neither installed nor in this folder"
+            raise UsageError(f"there is no module {missing!r}, {places}") from None
+        raise UserCodeError(f"{where} cannot be imported") from error
+
+
+def _run_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    name = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.resolve()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look it up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: Any, where: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    own = [
+        key
+        for key, item in vars(module).items()
+        if inspect.isfunction(item)
+        and item.__module__ == module.__name__
+        and not key.startswith("_")
+    ]
+    raise UsageError(f"{where} has no {name!r}; its functions are {listed(own)}")
+
+
+def _wants_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it is written in C and has no signature
+        return False
+    return False

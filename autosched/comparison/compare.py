@@ -387,28 +387,22 @@ class Comparison:
 
     def svg(self) -> str:
         """Draw makespans as lines over numbers of GPUs or their memory, or else as bars."""
-        title = self._title
+        look = {"title": self._title, "unit": "s"}
         limits = {row.memory for row in self.rows}
         if len(limits) > 1 and None not in limits:
             x = f"memory of each of the {self.devices}, in GB"
-            return charts.lines(self._by_memory(), title=title, x=x, y=self.objective, unit="s")
+            several = len({(row.gpus, row.link) for row in self.rows}) > 1
+            lines: dict[str, list[tuple[float, float]]] = {}
+            for row in sorted(self.rows, key=lambda row: row.memory or 0.0):
+                where = f", {row.gpus} {self.devices}, {row.link}" if several else ""
+                point = (row.memory or 0.0) / 1e9, self._seconds(row)
+                lines.setdefault(row.policy + where, []).append(point)
+            return charts.lines(lines, x=x, y=self.objective, **look)
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            lines = dict(self._lines())
-            return charts.lines(lines, title=title, x=self.devices, y=self.objective, unit="s")
+            return charts.lines(dict(self._lines()), x=self.devices, y=self.objective, **look)
         bars = [(row.machine, row.policy, self._seconds(row)) for row in self.rows]
-        return charts.bars(bars, title=title, x=self.objective, unit="s")
-
-    def _by_memory(self) -> dict[str, list[tuple[float, float]]]:
-        lines: dict[str, list[tuple[float, float]]] = {}
-        rows = sorted(self.rows, key=lambda row: row.memory or math.inf)
-        kinds = dict.fromkeys((row.policy, row.gpus, row.link) for row in self.rows)
-        for policy, gpus, link in kinds:
-            several = len({kind[1:] for kind in kinds}) > 1
-            name = f"{policy}, {gpus} {self.devices}, {link}" if several else policy
-            mine = [row for row in rows if (row.policy, row.gpus, row.link) == (policy, gpus, link)]
-            lines[name] = [((row.memory or 0.0) / 1e9, self._seconds(row)) for row in mine]
-        return lines
+        return charts.bars(bars, x=self.objective, **look)
 
     def _seconds(self, row: Row) -> float:
         return row.period if self.objective == "period" else row.makespan

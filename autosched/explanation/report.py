@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.text import amount, count, duration, percent, ranges, shortened, wrapped
@@ -300,12 +300,15 @@ def report_text(found: Explanation) -> str:
     also = f" ({duration(found.predicted)} predicted)" if found.measured else ""
     devices = ", ".join(name for name, _ in ranges((name, "") for name in found.devices))
     tasks = count(found.tasks, "task")
-    head = wrapped(
+    lines = wrapped(
         f"{found.name}: {duration(found.makespan)} {how}{also}, {tasks} on {devices or 'no device'}"
     )
     if not found.makespan:
-        return "\n".join([*head, "", "It takes no time, so there is nothing to explain."])
-    return "\n".join([*head, "", *_advice(found), "", *_facts(found)])
+        return "\n".join([*lines, "", "It takes no time, so there is nothing to explain."])
+    lines += ["", *_advice(found), ""]
+    for heading, text in _facts(found):
+        lines += wrapped(text, f"{heading:<{_INDENT}}", _INDENT)
+    return "\n".join([*lines, *_steps(found.critical_path)])
 
 
 def _advice(found: Explanation) -> Iterator[str]:
@@ -321,116 +324,84 @@ def _advice(found: Explanation) -> Iterator[str]:
         yield from wrapped(f"{note if begins_with_name else note[0].upper() + note[1:]}.")
 
 
-def _facts(found: Explanation) -> Iterator[str]:
-    if found.efficiency.seconds:
-        yield from _fact("Efficiency", _efficiency_lines(found))
+def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
+    """Yield headings and texts."""
+    best = found.efficiency
+    if best.seconds:
+        bound = f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
+        bound = ", 1 task bound as it is," if found.bound == 1 else bound
+        least = f"no schedule{bound} takes less than {duration(best.seconds)}"
+        yield "Efficiency", f"{percent(best.share)}: {least}: {_BOUNDS[best.bound]}"
     if found.copies:
-        moved = f"{found.copies:,}"
-        if found.copied_bytes:
-            moved = f"{amount(found.copied_bytes, 'B')} in {moved}"
-        hidden = percent(found.copies_hidden)
-        yield f"{'Copies':<{_INDENT}}{moved}, {hidden} of their time hidden behind compute"
-    words = _idle if len(found.idle) <= _MOST_DEVICES else _mostly_idle
-    idle = ((device.device, words(device, found.makespan)) for device in found.idle)
-    for heading, text in ranges(idle):
-        yield from _fact(heading, text)
+        size = f"{amount(found.copied_bytes, 'B')} in " if found.copied_bytes else ""
+        hidden = f"{percent(found.copies_hidden)} of their time hidden behind compute"
+        yield "Copies", f"{size}{found.copies:,}, {hidden}"
+    brief = len(found.idle) > _MOST_DEVICES
+    yield from ranges((idle.device, _idle(idle, found.makespan, brief)) for idle in found.idle)
     if found.twice_as_fast:
         parts = found.twice_as_fast.items()
         saved = (f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}" for name, part in parts)
-        yield f"{'Twice as fast':<{_INDENT}}{', '.join(saved)}"
+        yield "Twice as fast", ", ".join(saved)
     if found.late:
-        yield from _fact("Late", "; ".join(map(_late_lines, found.late)))
+        yield "Late", "; ".join(map(_late_words, found.late))
     if found.in_flight > 1:
-        yield from _fact("Period", _period(found))
-    if found.makespan:
-        yield from _critical_path(found)
+        share = percent(found.period_bound / found.period) if found.period else "100%"
+        least = f"no schedule with as many takes less than {duration(found.period_bound)} ({share})"
+        each = f"{duration(found.period)} per run, with {found.in_flight} in flight"
+        yield "Period", f"{each}; {least}"
+    causes = _longest_first(found.path_seconds)
+    shares = (f"{percent(seconds / found.makespan)} {_PATH[cause]}" for cause, seconds in causes)
+    yield "Critical path", ", ".join(shares)
 
 
-def _efficiency_lines(found: Explanation) -> str:
-    best = found.efficiency
-    bound = f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
-    bound = ", 1 task bound as it is," if found.bound == 1 else bound
-    least = f"no schedule{bound} takes less than {duration(best.seconds)}"
-    return f"{percent(best.share)}: {least}: {_BOUNDS[best.bound]}"
-
-
-def _idle(found: Idle, makespan: float) -> str:
+def _idle(found: Idle, makespan: float, brief: bool) -> str:
+    """Write how long a device is idle, and why; if ``brief``, so that many devices share the words."""
     if found.causes.keys() == {"end"} and found.seconds >= makespan:
         return "not used"
+    if found.seconds <= 1e-9 * makespan:
+        return "never idle"
     causes = _longest_first(found.causes)
+    share = f"idle {percent(found.seconds / makespan)}"
+    if brief and not found.causes.keys() <= {"end"}:
+        return f"{share}, mostly {_WAITS.get(causes[0][0], 'for another device')}"
     parts = [
         f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}"
         for cause, seconds in causes[:_MOST_CAUSES]
     ]
     if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
         parts.append(f"{duration(rest)} else")
-    if found.seconds > 1e-9 * makespan:
-        return f"idle {percent(found.seconds / makespan)}: {', '.join(parts)}"
-    return "never idle"
+    return f"{share}: {', '.join(parts)}"
 
 
-def _mostly_idle(found: Idle, makespan: float) -> str:
-    """Write the same in so few words that many devices share them."""
-    if found.causes.keys() <= {"end"} or found.seconds <= 1e-9 * makespan:
-        return _idle(found, makespan)
-    cause, _ = _longest_first(found.causes)[0]
-    why = _WAITS.get(cause, "for another device")
-    return f"idle {percent(found.seconds / makespan)}, mostly {why}"
-
-
-def _late_lines(late: Late) -> str:
-    more = duration(late.measured - late.predicted)
+def _late_words(late: Late) -> str:
     if late.kind == "gaps":
+        more = duration(late.measured - late.predicted)
         return f"{more} of gaps in which nothing held anything up"
     kind = "task" if late.kind == "run" else "copy of"
     return f"{kind} {late.name!r} {duration(late.measured)} instead of {duration(late.predicted)}"
 
 
-def _critical_path(found: Explanation) -> Iterator[str]:
-    """Yield the longest steps of the critical path, in order."""
-    parts = [
-        f"{percent(seconds / found.makespan)} {_PATH[cause]}"
-        for cause, seconds in _longest_first(found.path_seconds)
+def _steps(path: Sequence[Step]) -> Iterator[str]:
+    """Yield the longest steps of the critical path, in order, and single steps between."""
+    # What only waits for others, such as a view, is left out.
+    steps = [
+        replace(step, cause="data") if before is not None and before.end <= before.start else step
+        for before, step in pairwise((None, *path))
+        if step is not None and step.end > step.start
     ]
-    yield from _fact("Critical path", ", ".join(parts))
-    steps = list(_lasting(found.critical_path))
-    shown = _shown(steps)
-    width = max((len(_step(steps[i])) for i in shown), default=0)
-    skipped = list[Step]()
-    for i, step in enumerate(steps):
-        if i not in shown:
-            skipped.append(step)
-            continue
-        yield from _skipped(skipped)
-        skipped = []
-        times = f"{duration(step.start):>11}  {duration(step.end - step.start):>8}"
-        yield f"{times}  {_step(step):<{width}}  {_why(step)}".rstrip()
-    yield from _skipped(skipped)
-
-
-def _shown(steps: Sequence[Step]) -> set[int]:
-    """Return the positions of the longest steps, and of single steps between."""
     everything = range(len(steps))
-    if len(steps) <= _MOST_STEPS:
-        return set(everything)
     longest = sorted(everything, key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))
-    shown = set(longest[:_MOST_STEPS])
-    # A single step is as short as "... 1 step".
-    return shown | {i for i in everything if {i - 1, i + 1} <= shown | {-1, len(steps)}}
-
-
-def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps that take time; waits for others, such as views, are left out."""
-    for before, step in pairwise((None, *steps)):
-        if step is not None and step.end > step.start:
-            after_zero = before is not None and before.end <= before.start
-            yield replace(step, cause="data") if after_zero else step
-
-
-def _skipped(steps: Sequence[Step]) -> Iterator[str]:
-    if steps:
-        seconds = sum(step.end - step.start for step in steps)
-        yield f"{'':11}  {duration(seconds):>8}  ... {count(len(steps), 'step')}"
+    ends = {*longest[:_MOST_STEPS], -1, len(steps)}
+    shown = {i for i in everything if i in ends or {i - 1, i + 1} <= ends}
+    width = max((len(_step(steps[i])) for i in shown), default=0)
+    for is_shown, some in groupby(everything, shown.__contains__):
+        part = [steps[i] for i in some]
+        if not is_shown:
+            seconds = sum(step.end - step.start for step in part)
+            yield f"{'':11}  {duration(seconds):>8}  ... {count(len(part), 'step')}"
+        for step in part if is_shown else ():
+            times = f"{duration(step.start):>11}  {duration(step.end - step.start):>8}"
+            yield f"{times}  {_step(step):<{width}}  {_why(step)}".rstrip()
 
 
 def _step(step: Step) -> str:
@@ -447,16 +418,5 @@ def _why(step: Step) -> str:
     return ", ".join(parts)
 
 
-def _period(found: Explanation) -> str:
-    """Write the seconds per run of a loop, and how near they are to the bound."""
-    share = percent(found.period_bound / found.period) if found.period else "100%"
-    least = f"no schedule with as many takes less than {duration(found.period_bound)} ({share})"
-    return f"{duration(found.period)} per run, with {found.in_flight} in flight; {least}"
-
-
 def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda item: -item[1])
-
-
-def _fact(heading: str, text: str) -> list[str]:
-    return wrapped(text, f"{heading:<{_INDENT}}", _INDENT)

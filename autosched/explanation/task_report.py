@@ -77,19 +77,14 @@ class TaskExplanation:
         how = "measured" if self.measured else "predicted"
         start, end, makespan = map(duration, (self.start, self.end, self.makespan))
         times = f"{how} from {start} to {end} of {makespan}"
-        lines = [
-            *wrapped(f"{self.name} on {self.device}: {times} ({self.source})", indent=9),
-            *(
-                wrapped(name_list(self.operators, _OPERATORS), "  calls  ", 9)
-                if self.operators
-                else ()
-            ),
-            *wrapped(self.reason, "  where  ", 9),
-            *_option_lines(self),
-            *wrapped(_when(self), "  when   ", 9),
-            f"  slack  {_slack(self)}",
-        ]
-        return "\n".join(lines)
+        lines = wrapped(f"{self.name} on {self.device}: {times} ({self.source})", indent=9)
+        if self.operators:
+            lines += wrapped(name_list(self.operators, _OPERATORS), "  calls  ", 9)
+        lines += [*wrapped(self.reason, "  where  ", 9), *_option_lines(self)]
+        slack = f"it could end {duration(self.slack)} later at no cost"
+        if self.slack <= 1e-9 * self.makespan:
+            slack = "none: whatever makes it later makes the run longer"
+        return "\n".join([*lines, *wrapped(_when(self), "  when   ", 9), f"  slack  {slack}"])
 
 
 @without_collecting()
@@ -206,25 +201,19 @@ def _options(case: Case, task: Task, together: tuple[str, ...]) -> tuple[Option,
     ]
     few = others if len(case.graph) <= SMALL else others[:_FEW]
     names = task.name, *together
-    return (
-        _option(own, task.name, case.predicted),
-        *(_option_elsewhere(case, names, device.name) for device in few),
-    )
+    return tuple(_option(case, names, name) for name in (own, *(device.name for device in few)))
 
 
-def _option_elsewhere(case: Case, tasks: tuple[str, ...], device: str) -> Option:
-    """Return the result of moving tasks that share a device to another device."""
+def _option(case: Case, tasks: tuple[str, ...], device: str) -> Option:
+    """Return the result of tasks that share a device on this device."""
     devices = {**case.placement.device, **dict.fromkeys(tasks, device)}
     try:
-        plan = case.placed(Placement(devices, case.placement.order))
-        return _option(device, tasks[0], plan.predicted)
+        if devices != case.placement.device:
+            case = case.placed(Placement(devices, case.placement.order))
+        timeline = case.predicted
     except ScheduleError as error:
         return Option(device, 0.0, 0.0, str(error))
-
-
-def _option(device: str, name: str, timeline: Timeline) -> Option:
-    end = timeline.spans[_position(timeline, name)].end
-    return Option(device, end, timeline.makespan)
+    return Option(device, timeline.spans[_position(timeline, tasks[0])].end, timeline.makespan)
 
 
 # ---- text
@@ -273,9 +262,3 @@ def _when(found: TaskExplanation) -> str:
         return f"{ready}; it starts at once and {takes}"
     why = f"behind {found.ahead}" if found.ahead else "though nothing was ahead of it"
     return f"{ready}; it starts {duration(waited)} later, {why}, and {takes}"
-
-
-def _slack(found: TaskExplanation) -> str:
-    if found.slack <= 1e-9 * found.makespan:
-        return "none: whatever makes it later makes the run longer"
-    return f"it could end {duration(found.slack)} later at no cost"

@@ -3,9 +3,9 @@
 graph        Graph: the tasks of one step, and their dependencies
 task         Task: a call and what it depends on
 value        Value: a variable that tasks read and write
-recorder     adding inputs, constants, outputs and tasks, with validation
+recorder     adding inputs, constants, outputs and tasks, with validation; versions of values, and
+             values that share a storage
 files        tensors in files
-storages     versions of values, and values that share a storage
 regions      which elements of a storage a view covers
 effects      which arguments torch functions write, alias or draw random numbers for
 including    one graph inserted into another, or copied task by task

@@ -100,19 +100,17 @@ class Gradients:
 
         They should require grad and do not, or are copies of another tensor than autograd followed.
         """
-        own: set[int] | None = None
+        is_passed_on = self.graph.values[self.graph.outputs[label]].producer is None
+        own: set[int] = set()
         for leaf in flatten(output):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if not leaf.requires_grad:
                 if (leaf.is_floating_point() or leaf.is_complex()) and not leaf.is_inference():
                     yield leaf
-            elif leaf.is_leaf and label in self._passed_on:
-                if own is None:
-                    own = {id(tensor) for item in inputs.values() for tensor in flatten(item)}
-                if id(leaf) not in own and all(
-                    leaf is not value.tensor for value in self._constants
-                ):
+            elif leaf.is_leaf and is_passed_on:  # it may be a copy on another device
+                own = own or {id(tensor) for item in inputs.values() for tensor in flatten(item)}
+                if id(leaf) not in own and all(leaf is not v.tensor for v in self._constants):
                     yield leaf
 
     def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
@@ -134,18 +132,20 @@ class Gradients:
             found = [(name, inputs[name]) for name in followed.written]
         else:
             graph = self.graph
-            changed = [
+            changed = (
                 name
                 for name in inputs
                 if name in names and graph.last_version(graph.value(name).index)
-            ]
+            )
             found = [(name, leaf) for name in changed for leaf in _following(inputs[name])]
-        written = [(name, leaf) for name, leaf in found if not _is_source(leaf)]
+        # A leaf that requires grad can be written under no_grad alone.
+        written = [
+            (name, leaf) for name, leaf in found if not (leaf.requires_grad and leaf.is_leaf)
+        ]
         if not written:
             return
-        where = [
-            f"{name!r}, to which graph {self.graph.name!r} writes in place" for name, _ in written
-        ]
+        what = f"to which graph {self.graph.name!r} writes in place"
+        where = [f"{name!r}, {what}" for name, _ in written]
         try:
             _Written.apply(where, len(written), *(leaf for _, leaf in written), *sources)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -172,30 +172,24 @@ class Gradients:
                 bits[use.value] = bits.get(use.value, 0) | found
         return {label: bits[index] for label, index in self.graph.outputs.items()}
 
-    @cached_property
-    def _passed_on(self) -> set[str]:
-        """The outputs that are inputs or constants; they may be copies on another device."""
-        return {
-            label
-            for label, index in self.graph.outputs.items()
-            if self.graph.values[index].producer is None
-        }
-
     def _said(self, label: str, names: Iterable[str]) -> str:
-        value = self.graph.values[self.graph.outputs[label]]
-        where = (
-            f" (computed at {self.graph.tasks[value.producer].source})"
-            if value.producer is not None
-            else ""
-        )
+        maker = self.graph.values[self.graph.outputs[label]].producer
+        where = f" (computed at {self.graph.tasks[maker].source})" if maker is not None else ""
         inputs = listed(sorted(names), most=3) if names else "parameters of its modules"
-        return (
-            f"output {label!r} of graph {self.graph.name!r}{where}, whose gradient is for {inputs}"
-        )
+        what = f"output {label!r} of graph {self.graph.name!r}{where}"
+        return f"{what}, whose gradient is for {inputs}"
 
 
-class _Lost(torch.autograd.Function):
-    """Make tensors of a run depend on their sources for autograd; its backward raises.
+class _Raising(torch.autograd.Function):
+    """An operation whose backward raises; ``ctx.where`` describes what a gradient has reached."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GradientError(_message(ctx.where([gradient is not None for gradient in gradients])))
+
+
+class _Lost(_Raising):
+    """Make tensors of a run depend on their sources for autograd.
 
     All tensors given to the run are inputs, so that torch.autograd.grad reaches this node, too.
     """
@@ -206,23 +200,15 @@ class _Lost(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return tuple([tensor.detach() for tensor in lost])
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GradientError(_message(ctx.where([gradient is not None for gradient in gradients])))
 
-
-class _Written(torch.autograd.Function):
-    """Record in tensors that they were written to; its backward raises."""
+class _Written(_Raising):
+    """Record in tensors that they were written to."""
 
     @staticmethod
     def forward(ctx: Any, where: list[str], count: int, *tensors: torch.Tensor) -> Any:
-        ctx.where = where
+        ctx.where = lambda _: where
         ctx.mark_dirty(*tensors[:count])
         return tensors[:count]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GradientError(_message(ctx.where))
 
 
 def _message(where: list[str]) -> str:
@@ -240,8 +226,3 @@ def _bit(index: int) -> int:
 
 def _following(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
-
-
-def _is_source(leaf: torch.Tensor) -> bool:
-    """Whether a tensor is a leaf that requires grad; it can be written only under no_grad."""
-    return leaf.requires_grad and leaf.is_leaf

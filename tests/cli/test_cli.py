@@ -17,7 +17,7 @@ import torch
 
 import autosched
 from autosched import cli, demo
-from autosched.cli import command_parser, loading
+from autosched.cli import command_parser, commands
 from autosched.cli.output import UserCodeError, deliver, exit_code, tracker
 from autosched.errors import UsageError
 from autosched.scheduling import planning
@@ -309,7 +309,7 @@ def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
     plan, monkeypatch, capsys
 ):
     told, saved = [], autosched.schedule(demo.mlp_step(), autosched.Machine.emulated(gpus=2))
-    monkeypatch.setattr(loading, "schedule", lambda *_, **given: told.append(given) or saved)
+    monkeypatch.setattr(commands, "schedule", lambda *_, **given: told.append(given) or saved)
     run(capsys, "show", plan, "--what", "summary", "--seed", "3")
     assert not told
     run(capsys, "show", plan, "--what", "summary", "--seconds", "2.5", "--seed", "3")
