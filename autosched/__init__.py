@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from autosched import viz as viz
 from autosched.bounds import bounds
-from autosched.coarsening.merging import merge
-from autosched.comparison.compare import Comparison, compare
+from autosched.coarsening import merge
+from autosched.comparison import Comparison, compare
 from autosched.costs.costs import Costs, Replay, Work
 from autosched.errors import (
     AutoschedError,

@@ -22,7 +22,7 @@ from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, exit_code
-from autosched.comparison.compare import POLICIES as USUAL_POLICIES
+from autosched.comparison import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
 from autosched.machine.machine import LINKS
 from autosched.policies import POLICIES, TIMED

@@ -22,7 +22,7 @@ from autosched._lib.text import amount, count, duration, table
 from autosched._lib.tree import transform
 from autosched.cli import output
 from autosched.cli.output import CHECK_FAILED, UserCodeError, deliver, json_text, say, tracker
-from autosched.comparison import compare as comparing
+from autosched.comparison import compare as compared
 from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, TaskError, UsageError, listed, shown
 from autosched.explanation import Case
@@ -173,7 +173,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if limits := arguments.memory:
         several = [*machines.values()] if isinstance(machines, dict) else machines
         machines = [machine.limited(nbytes) for machine in several for nbytes in limits]
-    made = comparing.compare(
+    made = compared(
         subject.graph,
         machines,
         arguments.policies,

@@ -25,7 +25,7 @@ from torch.fx import Node
 
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
-from autosched.coarsening.merging import Granularity, by_mark, check_granularity, merge, merged
+from autosched.coarsening import Granularity, by_mark, check_granularity, merge, merged
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.capture_lock import capturing
 from autosched.frontends.captured import Captured, signature_of

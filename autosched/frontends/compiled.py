@@ -19,7 +19,7 @@ import torch
 from autosched._lib.containers import leaves
 from autosched._lib.forks import rlock
 from autosched._lib.recent import MOST
-from autosched.coarsening.merging import Granularity, check_granularity
+from autosched.coarsening import Granularity, check_granularity
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.frontends.capture import captured, coarse

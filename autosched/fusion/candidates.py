@@ -3,7 +3,7 @@
 A region begins where its stream waits for another stream, and ends where another stream waits for
 it, unless it is shorter than a wait: then it goes on. So a task waits little longer for another
 stream than before fusion. Alternatively, all tasks of a device form one region, as far
-as dependencies allow. ``autosched.coarsening.merging`` splits groups that would create a cycle.
+as dependencies allow. ``autosched.coarsening`` splits groups that would create a cycle.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
-from autosched.coarsening.folding import Folding
-from autosched.coarsening.merging import label_of, named
+from autosched.coarsening import Folding, label_of, named
 from autosched.fusion.rewriting import READ_NUMBER, takes_number
 from autosched.fusion.tracing import TAGS
 from autosched.graph.graph import HOST, Graph

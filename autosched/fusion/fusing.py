@@ -24,7 +24,7 @@ import torch
 
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import flatten, transform
-from autosched.coarsening.merging import carried, merged
+from autosched.coarsening import carried, merged
 from autosched.codegen.composite import Composite
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import Estimate, estimate

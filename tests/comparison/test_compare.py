@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import autosched as asc
-from autosched.comparison.compare import POLICIES
+from autosched.comparison import POLICIES
 from autosched.policies import TIMED, heft, search, single_on
 from tests.strategies import graphs, machines
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.coarsening.merging import merged
+from autosched.coarsening import merged
 from autosched.codegen.composite import Composite
 from autosched.fusion.candidates import unfusable
 from autosched.fusion.inductor import unavailable

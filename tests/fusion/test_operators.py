@@ -13,7 +13,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched._lib.tree import transform
-from autosched.coarsening.merging import merged
+from autosched.coarsening import merged
 from autosched.codegen.composite import Composite
 from autosched.costs.estimate import estimate
 from autosched.fusion.candidates import unfusable

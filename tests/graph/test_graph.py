@@ -13,7 +13,7 @@ from torch import nn
 
 import autosched as asc
 from autosched._lib.tree import flatten
-from autosched.coarsening.merging import merged
+from autosched.coarsening import merged
 from autosched.errors import GraphError
 from autosched.graph.graph import Graph
 from autosched.graph.value import Value

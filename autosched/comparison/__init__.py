@@ -1,1 +1,0 @@
-"""Compare several machines and policies: ``compare()`` in ``compare``."""
