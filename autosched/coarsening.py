@@ -13,7 +13,7 @@ one, as it does those of tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Literal, TypeVar, cast
 
 from autosched._lib.topological import topological_order
@@ -55,23 +55,18 @@ def merge(
     return graph if groups == "op" else merged(graph, by_module(graph), bound=bound)
 
 
-def _itself(composite: Composite) -> tuple[Callable[..., Any], None]:
-    return composite, None
-
-
 def merged(
     graph: G,
     groups: Mapping[str, str],
-    make: Make = _itself,
+    make: Make | None = None,
     bound: Mapping[str, str] | None = None,
 ) -> G:
     """Return the graph with each group as one task; ``groups`` has group names by task name.
 
     Merged tasks make the views that they need themselves. Other values keep their names, as do
-    inputs and outputs. ``make`` gives
-    the function of a merged task, which must do what its composite does. ``bound`` has the devices
-    to which tasks are to be bound, in place of their own constraints. Raises GraphError for unknown
-    tasks.
+    inputs and outputs. ``make`` gives the function of a merged task, by default its composite, and
+    must do what that does. ``bound`` has the devices to which tasks are to be bound, in place of
+    their own constraints. Raises GraphError for unknown tasks.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -118,20 +113,14 @@ def carried(graph: Graph, placement: Placement) -> Placement:
 
 def common_origin(tasks: Sequence[Task]) -> Origin:
     """Return the origin of a group: the first line, and the common module, phase and call."""
-    first, *others = [task.origin for task in tasks]
-    module = first.module.split(".")
-    for other in others:
-        same = [a == b for a, b in zip(module, other.module.split("."), strict=False)]
-        module = module[: [*same, False].index(False)]
-    alike = all(other.phase == first.phase for other in others)
-    call = all((other.call, other.whole) == (first.call, first.whole) for other in others)
-    return Origin(
-        first.where,
-        ".".join(module),
-        first.phase if alike else "",
-        first.call if call else 0,
-        first.whole if call else "",
-    )
+    origins = [task.origin for task in tasks]
+    names = zip(*(origin.module.split(".") for origin in origins), strict=False)
+    module = (first for first, *_ in takewhile(lambda some: len({*some}) == 1, names))
+    phases = {origin.phase for origin in origins}
+    calls = {(origin.call, origin.whole) for origin in origins}
+    phase = phases.pop() if len(phases) == 1 else ""
+    call, whole = calls.pop() if len(calls) == 1 else (0, "")
+    return Origin(origins[0].where, ".".join(module), phase, call, whole)
 
 
 class _Merger(Copying):
@@ -151,7 +140,7 @@ class _Merger(Copying):
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
         self.names: dict[int, str] = {}  # of new tasks, by cluster
 
-    def build(self, make: Make) -> Graph:
+    def build(self, make: Make | None) -> Graph:
         """Add the clusters to the new graph, in topological order, earliest first task first."""
         tasks = self.old.tasks
         clusters = self._ordered()
@@ -195,7 +184,7 @@ class _Merger(Copying):
         takes: Sequence[int],
         needed: set[int],
         label: str | None,
-        make: Make,
+        make: Make | None,
     ) -> None:
         """Add a cluster as one merged task, which returns the results that other tasks need.
 
@@ -209,7 +198,10 @@ class _Merger(Copying):
         roots = dict.fromkeys(
             self.old.values[use.value].root for task in own for use in task.writes
         )
-        fn, seconds = make(composite) if all(task.fn for task in tasks) else (None, None)
+        fn: Callable[..., Any] | None = None
+        known: Seconds | None = None
+        if all(task.fn for task in tasks):
+            fn, known = (composite, None) if make is None else make(composite)
         results = self.new.add_task(
             fn,
             (*(self.values[index] for index in takes), *composite.heres),
@@ -221,7 +213,7 @@ class _Merger(Copying):
             regions=[value.region for value in made],
             on=self.folding.devices[own[0].index],
             after=self._after(own),
-            seconds=seconds,
+            seconds=known,
             origin=common_origin(own),
             composite=composite,
         )
@@ -312,26 +304,25 @@ def by_module(graph: Graph) -> dict[str, str]:
 
     Tasks without a module form one group per phase.
     """
-    found: dict[tuple[str, int], list[Task]] = {}
-    for task in graph.tasks:
-        origin = task.origin
-        if origin.phase and not origin.whole and not task.view:
-            label = ".".join(filter(None, (origin.module, origin.phase)))
-            found.setdefault((label, origin.call), []).append(task)
-    return named((label, tasks) for (label, _), tasks in found.items())
+    return _by_call(graph, lambda o: _dotted(o.module, o.phase) if o.phase and not o.whole else "")
 
 
 def by_mark(graph: Graph) -> dict[str, str]:
     """Return a group for each call of a marked function, and for its backward."""
+    return _by_call(graph, lambda o: o.whole and _dotted(o.whole, o.phase.replace("forward", "")))
+
+
+def _by_call(graph: Graph, label: Callable[[Origin], str]) -> dict[str, str]:
+    """Return a group for each call with the same label; tasks of an empty one are in no group."""
     found: dict[tuple[str, int], list[Task]] = {}
     for task in graph.tasks:
-        origin = task.origin
-        if origin.whole and not task.view:
-            phase = origin.phase if origin.phase != "forward" else ""
-            found.setdefault(
-                (".".join(filter(None, (origin.whole, phase))), origin.call), []
-            ).append(task)
-    return named((label, tasks) for (label, _), tasks in found.items())
+        if not task.view and (name := label(task.origin)):
+            found.setdefault((name, task.origin.call), []).append(task)
+    return named((name, tasks) for (name, _), tasks in found.items())
+
+
+def _dotted(*words: str) -> str:
+    return ".".join(filter(None, words))
 
 
 def named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
@@ -348,7 +339,7 @@ def label_of(tasks: Sequence[Task]) -> str:
     """Return a name for a group: its common module and phase, or its first task and a count."""
     origin = common_origin(tasks)
     if origin.module:
-        return ".".join(filter(None, (origin.module, origin.phase)))
+        return _dotted(origin.module, origin.phase)
     return f"{tasks[0].name}+{len(tasks) - 1}"
 
 

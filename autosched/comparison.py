@@ -362,12 +362,9 @@ class Comparison:
         mine = ([row for row in self.rows if row.machine == name] for name in names)
         return tuple(min(rows, key=self._seconds) for rows in mine)
 
-    @property
-    def _in_flight(self) -> bool:
-        return self.objective == "period" or any(row.in_flight > 1 for row in self.rows)
-
     def __repr__(self) -> str:
-        lines = table(self._heads, self._cells(), left=3) if self.rows else []
+        heads, *cells = self._cells()
+        lines = table(heads, cells, left=3) if self.rows else []
         return "\n".join([self._title, *lines, *self._refused()])
 
     @property
@@ -379,15 +376,14 @@ class Comparison:
         return json.dumps(asdict(self), indent=2)
 
     def _repr_html_(self) -> str:
-        cells = [self._heads, *self._cells()]
-        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells)
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._cells())
         refused = "".join(f"<p>{html.escape(line)}</p>" for line in self._refused())
         about = f"<p>{html.escape(self._title)}</p>" if self.guess else ""
         return f"{about}<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
 
     def svg(self) -> str:
         """Draw makespans as lines over numbers of GPUs or their memory, or else as bars."""
-        look = {"title": self._title, "unit": "s"}
+        title = self._title
         limits = {row.memory for row in self.rows}
         if len(limits) > 1 and None not in limits:
             x = f"memory of each of the {self.devices}, in GB"
@@ -397,12 +393,14 @@ class Comparison:
                 where = f", {row.gpus} {self.devices}, {row.link}" if several else ""
                 point = (row.memory or 0.0) / 1e9, self._seconds(row)
                 lines.setdefault(row.policy + where, []).append(point)
-            return charts.lines(lines, x=x, y=self.objective, **look)
+            return charts.lines(lines, x=x, title=title, y=self.objective, unit="s")
         points = {(row.gpus, row.link, row.policy) for row in self.rows}
         if len({row.gpus for row in self.rows}) > 1 and len(points) == len(self.rows):
-            return charts.lines(dict(self._lines()), x=self.devices, y=self.objective, **look)
+            return charts.lines(
+                dict(self._lines()), x=self.devices, title=title, y=self.objective, unit="s"
+            )
         bars = [(row.machine, row.policy, self._seconds(row)) for row in self.rows]
-        return charts.bars(bars, x=self.objective, **look)
+        return charts.bars(bars, title=title, x=self.objective, unit="s")
 
     def _seconds(self, row: Row) -> float:
         return row.period if self.objective == "period" else row.makespan
@@ -424,16 +422,17 @@ class Comparison:
             name = f"{policy}, {link}" if len(links) > 1 else policy
             yield name, [(row.gpus, self._seconds(row)) for row in rows]
 
-    @property
-    def _heads(self) -> tuple[str, ...]:
-        return (*_HEADS, "in flight", "period") if self._in_flight else _HEADS
-
     def _cells(self) -> list[tuple[str, ...]]:
-        found = [_cells(row, row in self.best) for row in self.rows]
-        if not self._in_flight:
-            return found
-        periods = ((str(row.in_flight), duration(row.period)) for row in self.rows)
-        return [(*cells, *more) for cells, more in zip(found, periods, strict=True)]
+        """Return the heads of the table, and its rows."""
+        columns = dict(_COLUMNS)
+        if self.objective == "period" or any(row.in_flight > 1 for row in self.rows):
+            columns |= _IN_FLIGHT
+        best = self.best
+        rows = (
+            ("*" if row in best else "", *(cell(row) for cell in columns.values()))
+            for row in self.rows
+        )
+        return [("", *columns), *rows]
 
     def _refused(self) -> Iterator[str]:
         groups = groupby(self.refusals, key=lambda found: (found.machine, found.reason))
@@ -441,22 +440,18 @@ class Comparison:
             yield f"{machine}: refused ({', '.join(refusal.policy for refusal in same)}): {reason}"
 
 
-_HEADS = (
-    *("", "machine", "policy", "makespan", "speed-up"),
-    *("bound", "gap", "copies hidden", "busiest", "peak"),
-)
-
-
-def _cells(row: Row, best: bool) -> tuple[str, ...]:
-    return (
-        "*" if best else "",
-        row.machine,
-        row.policy,
-        duration(row.makespan),
-        "-" if row.speedup is None else f"{row.speedup:.2f}",
-        duration(row.lower_bound),
-        f"{row.gap:.0%}",
-        "-" if row.copies_hidden is None else f"{row.copies_hidden:.0%}",
-        f"{row.busiest:.0%}",
-        amount(row.peak_bytes, "B"),
-    )
+_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "machine": lambda row: row.machine,
+    "policy": lambda row: row.policy,
+    "makespan": lambda row: duration(row.makespan),
+    "speed-up": lambda row: "-" if row.speedup is None else f"{row.speedup:.2f}",
+    "bound": lambda row: duration(row.lower_bound),
+    "gap": lambda row: f"{row.gap:.0%}",
+    "copies hidden": lambda row: "-" if row.copies_hidden is None else f"{row.copies_hidden:.0%}",
+    "busiest": lambda row: f"{row.busiest:.0%}",
+    "peak": lambda row: amount(row.peak_bytes, "B"),
+}
+_IN_FLIGHT: Mapping[str, Callable[[Row], str]] = {
+    "in flight": lambda row: str(row.in_flight),
+    "period": lambda row: duration(row.period),
+}

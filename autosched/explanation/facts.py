@@ -61,35 +61,30 @@ def _cause(case: Case, timeline: Timeline, later: int, earlier: int) -> Cause:
     ours = case.program.instructions[timeline.spans[later].instruction]
     theirs = case.program.instructions[timeline.spans[earlier].instruction]
     one_stream = not set(timeline.spans[later].streams).isdisjoint(timeline.spans[earlier].streams)
+    otherwise: Cause = "link"
     match ours, theirs:
         case Run(), Run():
             index = case.graph.task(theirs.task).index
             dependencies = case.graph.task(ours.task).dependencies
             kind = next((d.kind for d in dependencies if d.task == index), None)
-            if kind is None:
-                return "device" if one_stream else "order"
-            return "data" if kind == "data" else "order"
+            if kind is not None:
+                return "data" if kind == "data" else "order"
+            otherwise = "device"
         case Run(), Copy():
-            reads = case.graph.task(ours.task).reads
             value = case.graph.value(theirs.value).index
-            if any(use.value == value for use in reads):
+            if any(use.value == value for use in case.graph.task(ours.task).reads):
                 return "copy"
-            return "link" if one_stream else "order"
         case Copy(), Run():
             task = case.graph.task(theirs.task)
             value = case.graph.value(ours.value).index
-            made = (*task.outputs, *task.changes)
-            if any(use.value == value for use in made):
+            if any(use.value == value for use in (*task.outputs, *task.changes)):
                 return "data"
-            return "link" if one_stream else "order"
         case Copy(), Copy():
             arrived = theirs.value, theirs.version, theirs.destination
             if arrived == (ours.value, ours.version, ours.source):
                 return "copy"
-            if not one_stream:
-                return "order"
-            return "batch" if case.readers(ours) & case.readers(theirs) else "link"
-    return "order"
+            otherwise = "batch" if case.readers(ours) & case.readers(theirs) else "link"
+    return otherwise if one_stream else "order"
 
 
 Bindings = Sequence[Predecessor | None]

@@ -156,6 +156,13 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     path = critical_path(case.program, timeline, binding)
     plans = plans_of(case)
     used = set(case.placement.device.values())
+    guess = case.costs.guess(case.graph)
+    known = bounds(without_resident_state(case.problem.original or case.problem))
+    bound = max(known, key=known.__getitem__)
+    share = known[bound] / timeline.makespan if timeline.makespan else 1.0
+    causes = path_seconds(path)
+    if measured is None and is_issued_late(case) and "gap" in causes:
+        causes["host"] = causes.pop("gap")  # predicted gaps are the host's
     return Explanation(
         name=case.graph.name,
         measured=measured is not None,
@@ -176,7 +183,11 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
             ),
         ),
         notes=(
-            *_guess_note(case),
+            *(
+                [f"{guess}; a copy of what has no known size carries nothing: give examples="]
+                if guess
+                else []
+            ),
             *host_note(case),
             *device_count_note(case, plans),
             *pageable_note(case),
@@ -184,9 +195,9 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
             *spill_note(case),
             *in_flight_note(case),
         ),
-        efficiency=_efficiency(case, timeline.makespan),
+        efficiency=Efficiency(share, bound, known[bound]),
         critical_path=path,
-        path_seconds=_path_seconds(case, path, measured is not None),
+        path_seconds=causes,
         idle=tuple(idle(name, timeline, binding) for name in case.workers),
         copied_bytes=sum(span.nbytes for span in timeline.spans),
         copies_hidden=timeline.overlap().copies_hidden,
@@ -196,11 +207,6 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         period=case.period,
         period_bound=max(period_bounds(case.problem, case.program.in_flight).values()),
     )
-
-
-def _guess_note(case: Case) -> Iterator[str]:
-    if guess := case.costs.guess(case.graph):
-        yield f"{guess}; a copy of what has no known size carries nothing: give examples="
 
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:
@@ -216,20 +222,6 @@ def _checked(case: Case, timeline: Timeline) -> Timeline:
             "measured= is a timeline of another program; schedule.profile(...) makes one of this"
         )
     return timeline
-
-
-def _efficiency(case: Case, makespan: float) -> Efficiency:
-    found = bounds(without_resident_state(case.problem.original or case.problem))
-    name = max(found, key=lambda bound: found[bound])
-    return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
-
-
-def _path_seconds(case: Case, path: Sequence[Step], measured: bool) -> dict[str, float]:
-    """Return the seconds of the critical path by cause; predicted gaps are the host's."""
-    found = path_seconds(path)
-    if measured or not is_issued_late(case):
-        return found
-    return {"host" if cause == "gap" else cause: seconds for cause, seconds in found.items()}
 
 
 def _twice_as_fast(case: Case) -> dict[str, float]:

@@ -193,44 +193,33 @@ def _fits(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
     """Return the effects of an ATen operator by its schema, and by the tables for what it omits."""
     schema = fn._schema
-    given = {
-        **dict(zip((argument.name for argument in schema.arguments), args, strict=False)),
-        **kwargs,
-    }
+    given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | dict(kwargs)
     marked = [
-        (given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None
+        (a.name, given.get(a.name), a.alias_info)
+        for a in schema.arguments
+        if a.alias_info is not None
     ]
     # Fused optimizers write gradients only where they are scaled.
-    scaled = not name.startswith("_fused_") or given.get("grad_scale") is not None
-    written = [
-        given.get(a.name)
-        for a in schema.arguments
-        if _is_written(a) and (scaled or a.name != "grads")
-    ]
-    writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
+    kept = "grads" if name.startswith("_fused_") and given.get("grad_scale") is None else ""
+    written = [item for label, item, alias in marked if alias.is_write and label != kept]
+    writes = [leaf for leaf in flatten(written) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
         writes += _written(name, args, kwargs, True)
     returned = [item.alias_info for item in schema.returns]
-    aliased = [item for item, alias in marked if not alias.is_write]
+    aliased = [item for _, item, alias in marked if not alias.is_write]
     base = _first(args, kwargs) if name in _UNMARKED_VIEWS else None
     if aliased and any(returned):
         base = aliased[0]
-    tagged = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
-    random = tagged or name in RANDOM
+    random = name in RANDOM or any(str(t).endswith("nondeterministic_seeded") for t in fn.tags)
     if any(argument.name == "dropout_p" for argument in schema.arguments):
         random &= given.get("dropout_p", 0) != 0  # attention, which schemas say always draws
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     view = base is not None and name in VIEWS
-    effects = Effects(name, writes, base, view, random, in_place)
-    if not in_place:
-        return effects
-    sets = [alias.before_set for alias in returned]
-    own = [item for item, alias in marked if any(alias.before_set & names for names in sets)]
-    return effects._replace(returned=[leaf for item in own for leaf in flatten(item)])
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+    own: list[Any] = []
+    if in_place:
+        sets = [alias.before_set for alias in returned]
+        own = [i for _, i, alias in marked if any(alias.before_set & names for names in sets)]
+    return Effects(name, writes, base, view, random, in_place, list(flatten(own)))
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
@@ -246,11 +235,8 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
     if name.startswith("_fused_"):
         # An optimizer's step writes parameters, moments and scaled gradients.
-        written = [
-            leaf
-            for leaf in flatten(args)
-            if leaf is not None and not isinstance(leaf, (bool, int, float))
-        ]
+        plain = (bool, int, float, NoneType)
+        written = [leaf for leaf in flatten(args) if not isinstance(leaf, plain)]
     if name in _ALSO_WRITES:
         names, count, condition = _ALSO_WRITES[name]
         parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)

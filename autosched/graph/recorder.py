@@ -713,10 +713,7 @@ class Recorder:
 
     def _caller_origin(self) -> Origin:
         where = users_line()
-        found = self._origins.get(where)
-        if found is None:
-            found = self._origins[where] = Origin(where)
-        return found
+        return self._origins.get(where) or self._origins.setdefault(where, Origin(where))
 
 
 def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:

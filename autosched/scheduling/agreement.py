@@ -6,9 +6,10 @@ verifies it, and executes its part. Where one of them raises, all do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from autosched._lib.text import difference
 from autosched._lib.tree import flatten
@@ -16,14 +17,12 @@ from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
+from autosched.machine.machine import Machine
 from autosched.problem import Constraints, Problem
 from autosched.program.program import Program
 from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.binding import binding_of
 from autosched.scheduling.saved import Saved, describe, from_text
-
-if TYPE_CHECKING:
-    from autosched.scheduling.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -51,48 +50,52 @@ def agreed(graph: Graph, plan: Callable[[], str], join: Callable[[Saved], T]) ->
     return group.together("schedule(), to verify", join_own)
 
 
-def inputs_on(devices: Collection[str], program: Program, graph: Graph) -> tuple[str, ...]:
-    """Return the inputs that live on some devices, or of which there is one for them."""
-    here = [graph.value(name) for name, device in program.inputs if device in devices]
-    names = {value.copy_of or value.name for value in here}
-    return tuple(name for name in graph.input_names if name in names)
+class OwnInputs:
+    """The inputs that live on this rank, or of which there is one for it, by name."""
 
+    def __init__(self, graph: Graph, machine: Machine, program: Program):
+        self.graph = graph
+        self.rank = machine.rank
+        here = [graph.value(name) for name, device in program.inputs if device in machine.here]
+        names = {value.copy_of or value.name for value in here}
+        self.names = tuple(name for name in graph.input_names if name in names)
+        self._first: dict[str, Any] = {}  # shapes and dtypes in the first call
+        if machine.rank is not None:  # ranks agree that a call is of the same program
+            number = zlib.crc32(str(program).encode())
+            self._call = f"a call of a schedule of {graph.name!r}, number {number:x}"
 
-def own_inputs(schedule: Schedule, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:
-    """Return the inputs that live on this rank; all of them, if there are no ranks.
+    def of(self, inputs: dict[str, Any], is_agreed: bool) -> dict[str, Any]:
+        """Return those of some inputs; all, if there are no ranks.
 
-    Unless ``is_agreed`` that all ranks make such a call, it is collective. Raises GraphError for
-    missing and unknown ones, and ScheduleError for other shapes than in the first call, on all
-    ranks.
-    """
-    if schedule.machine.rank is None:
-        return inputs
-    if is_agreed:
-        return {name: inputs[name] for name in schedule.inputs_here}
-    return joined().together(schedule.call_name, partial(_own_inputs, schedule, inputs))
+        Unless ``is_agreed`` that all ranks make such a call, it is collective. Raises GraphError for
+        missing and unknown ones, and ScheduleError for other shapes than in the first call, on all
+        ranks.
+        """
+        if self.rank is None:
+            return inputs
+        if is_agreed:
+            return {name: inputs[name] for name in self.names}
+        return joined().together(self._call, partial(self._checked, inputs))
 
-
-def _own_inputs(schedule: Schedule, inputs: dict[str, Any]) -> dict[str, Any]:
-    rank = schedule.machine.rank
-    graph = schedule.graph
-    own = schedule.inputs_here
-    if missing := [name for name in own if name not in inputs]:
-        given = f"rank {rank} misses input {missing[0]!r} of graph {graph.name!r}"
-        raise GraphError(f"{given}; the inputs that live there are {listed(own)}")
-    if len(inputs) > len(own) and (unknown := inputs.keys() - {*graph.input_names}):
-        given = f"graph {graph.name!r} was given {min(unknown)!r}, which is no input"
-        raise GraphError(f"{given}; its inputs are {listed(graph.input_names)}")
-    found = {name: inputs[name] for name in own}
-    first = schedule.first_shapes
-    for name, item in found.items():
-        shapes = _shapes(item)
-        if first.setdefault(name, shapes) != shapes:
-            raise ScheduleError(
-                f"rank {rank}: input {name!r} has {_described(shapes)}, and had "
-                f"{_described(first[name])} in the first call; shapes and dtypes over ranks are "
-                "those of the first call: make a schedule for each"
-            )
-    return found
+    def _checked(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        graph = self.graph
+        if missing := [name for name in self.names if name not in inputs]:
+            given = f"rank {self.rank} misses input {missing[0]!r} of graph {graph.name!r}"
+            raise GraphError(f"{given}; the inputs that live there are {listed(self.names)}")
+        if len(inputs) > len(self.names) and (unknown := inputs.keys() - {*graph.input_names}):
+            given = f"graph {graph.name!r} was given {min(unknown)!r}, which is no input"
+            raise GraphError(f"{given}; its inputs are {listed(graph.input_names)}")
+        found = {name: inputs[name] for name in self.names}
+        for name, item in found.items():
+            shapes = _shapes(item)
+            first = self._first.setdefault(name, shapes)
+            if first != shapes:
+                raise ScheduleError(
+                    f"rank {self.rank}: input {name!r} has {_described(shapes)}, and had "
+                    f"{_described(first)} in the first call; shapes and dtypes over ranks are those "
+                    "of the first call: make a schedule for each"
+                )
+        return found
 
 
 def _shapes(item: Any) -> tuple[Any, ...]:

@@ -56,35 +56,22 @@ def _instance(kinds: Any) -> Callable[[Any], bool]:
     return lambda item: isinstance(item, kinds) and not isinstance(item, type)
 
 
-def _is_progress(item: Any) -> bool:
-    return item is None or isinstance(item, bool) or callable(item)
-
-
 _is_flag = _instance(bool)
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "graph": (_instance(Graph), "a Graph"),
     "costs": (_instance(Costs | None), "Costs, or None for a guess"),
     "examples": (_instance(Mapping | None), "an input of each name, as a mapping"),
-    "inputs": (
-        _instance(str | Mapping | None),
-        "a device, or a mapping with one for each input",
-    ),
-    "outputs": (
-        _instance(str | Mapping | None),
-        "a device, or a mapping with one for each output",
-    ),
+    "inputs": (_instance(str | Mapping | None), "a device, or a mapping with one for each input"),
+    "outputs": (_instance(str | Mapping | None), "a device, or a mapping with one for each output"),
     "place": (_instance(Mapping | None), "a mapping of patterns to devices"),
     "backend": (
         _instance(str | Backend | None),
         "a name, or an object with the methods of autosched.runtime.backends.Backend",
     ),
-    "seconds": (
-        lambda item: item is None or is_number(item),
-        "a number, 0 or more, or None",
-    ),
+    "seconds": (lambda item: item is None or is_number(item), "a number, 0 or more, or None"),
     "seed": (lambda item: is_whole(item) and item >= 0, "a whole number, 0 or more"),
     "progress": (
-        _is_progress,
+        lambda item: item is None or isinstance(item, bool) or callable(item),
         "True, False, None, or a function of the part that is done and the makespan",
     ),
     "nvtx": (_is_flag, "True or False"),

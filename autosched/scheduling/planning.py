@@ -146,7 +146,6 @@ def schedule(
         check_arguments(seconds=seconds, seed=seed, progress=progress)
         running = _backend(backend, machine, nvtx, replay)
         shown = progress_bar("planning") if progress is True else nullcontext(progress or None)
-        how = {"hosts": isinstance(policy, str), "replays": _replays(running)}
         with without_collecting(), shown as report:
             problem = problem_of(
                 graph,
@@ -158,7 +157,8 @@ def schedule(
                 place=place,
                 in_flight=in_flight,
                 objective=objective,
-                **how,
+                hosts=isinstance(policy, str),
+                replays=_replays(running),
             )
             _warn_of_no_results(problem.graph)
             return planned(problem, policy, seconds, seed, report, (running, check, nvtx))

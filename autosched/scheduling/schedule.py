@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -45,7 +44,7 @@ from autosched.runtime.execute import Executor, executor_of_rank
 from autosched.runtime.in_flight.batches import results, unpacked
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
-from autosched.scheduling.agreement import inputs_on, own_inputs
+from autosched.scheduling.agreement import OwnInputs
 from autosched.scheduling.arguments import check_arguments, checked_count, checked_timeout
 from autosched.scheduling.binding import Binding, binding_of
 from autosched.scheduling.kept_state import ResidentState
@@ -151,7 +150,7 @@ class Schedule(Plan):
         self, inputs: dict[str, Any], seconds: float | None, is_agreed: bool = False
     ) -> dict[str, Any]:
         """Run now, in the calling thread as far as possible."""
-        own = own_inputs(self, inputs, is_agreed)
+        own = self._own.of(inputs, is_agreed)
         kept = self._kept
         try:
             return self._guarded(inputs, self._executor(kept.inputs(own), seconds))
@@ -394,25 +393,18 @@ class Schedule(Plan):
         return ResidentState(self.problem, self.backend, self.program)
 
     @cached_property
+    def _own(self) -> OwnInputs:
+        return OwnInputs(self.graph, self.machine, self.program)
+
+    @property
     def inputs_here(self) -> tuple[str, ...]:
         """The inputs that this process passes: of ``Machine.cluster``, those on its devices."""
-        return inputs_on(self.machine.here, self.program, self.graph)
+        return self._own.names
 
     def _completed(self, args: Sequence[Any], inputs: dict[str, Any]) -> Any:
         """Return the inputs of this process, and what keeps the outputs."""
         found, keep = self._binding.completed(self.graph, args, inputs)
-        return own_inputs(self, found, is_agreed=False), keep
-
-    @cached_property
-    def call_name(self) -> str:
-        """What ranks agree on before a call: that it is of this program."""
-        number = zlib.crc32(str(self.program).encode())
-        return f"a call of a schedule of {self.graph.name!r}, number {number:x}"
-
-    @cached_property
-    def first_shapes(self) -> dict[str, Any]:
-        """Shapes and dtypes of the inputs in the first call, on several ranks."""
-        return {}
+        return self._own.of(found, is_agreed=False), keep
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
