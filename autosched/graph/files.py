@@ -135,11 +135,19 @@ class StoredTensor:
 def read(
     graph: Graph,
     path: str | os.PathLike[str],
-    tensor: str | Iterable[str] | None,
-    prefix: str,
-    on: str | None,
+    tensor: str | Iterable[str] | None = None,
+    *,
+    prefix: str = "",
+    on: str | None = None,
 ) -> Any:
-    """Implement ``Graph.read``."""
+    """Add tasks that read tensors from a file ``*.safetensors``, and return their Values.
+
+    These are the ``tensor`` of that name, or a dict of several by name (default: all).
+    ``prefix`` precedes names. Each run reads the file again, from the storage device ``on`` (default: the
+    machine's first), at the same time as other devices work. Without one, the host reads. A
+    task may write such a value; the file stays. Raises StorageError for a file that is missing
+    or malformed, GraphError for unknown tensors.
+    """
     if on is not None and not (isinstance(on, str) and is_storage(on)):
         raise GraphError(f"on= of graph.read is a storage device, such as 'disk:0', got {on!r}")
     try:

@@ -26,18 +26,18 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched._lib.display import public_names, renderer_of
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import transform
 from autosched.errors import GraphError, listed
-from autosched.graph.files import StoredTensor, read
-from autosched.graph.including import include
-from autosched.graph.recorder import Recorder, check_costs, check_runs
+from autosched.graph import files, including
+from autosched.graph.files import StoredTensor
+from autosched.graph.recorder import Recorder, check_costs
 from autosched.graph.regions import Region
-from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Seconds, Task, Use
+from autosched.graph.task import HOST, STORAGE, Dependency, Followed, Here, Task, Use
 from autosched.graph.value import Value
 
 if TYPE_CHECKING:
@@ -78,60 +78,8 @@ class Graph(Recorder):
 
     cached_flow: tuple[tuple[int, int], Flow] | None = None  # see ``flow``
 
-    def read(
-        self,
-        path: str | os.PathLike[str],
-        tensor: str | Iterable[str] | None = None,
-        *,
-        prefix: str = "",
-        on: str | None = None,
-    ) -> Any:
-        """Add tasks that read tensors from a file ``*.safetensors``, and return their Values.
-
-        These are the ``tensor`` of that name, or a dict of several by name (default: all).
-        ``prefix`` precedes names. Each run reads the file again, from the storage device ``on`` (default: the
-        machine's first), at the same time as other devices work. Without one, the host reads. A
-        task may write such a value; the file stays. Raises StorageError for a file that is missing
-        or malformed, GraphError for unknown tensors.
-        """
-        return read(self, path, tensor, prefix, on)
-
-    def include(
-        self,
-        other: Graph,
-        inputs: Mapping[str, Value],
-        *,
-        prefix: str = "",
-        on: str | Mapping[str, str] | None = None,
-        seconds: Mapping[str, Seconds] | None = None,
-        nbytes: Mapping[str, int] | None = None,
-        only: Collection[str] | None = None,
-        host: str | None = None,
-    ) -> dict[str, Value]:
-        """Add all tasks of another graph, with Values for its inputs; return its outputs by name.
-
-        It may be included several times, each with another ``prefix``. Tasks that write inputs
-        write to the values given. ``on`` is the device of tasks, or a dict of devices by task;
-        views, reads and tasks on ``"host"``, which ``host`` replaces, ignore it. ``seconds`` by
-        task and ``nbytes`` by value replace costs. ``only`` these tasks are added, if given: from
-        values of others among ``inputs``, to all values that they make. Raises GraphError.
-
-        >>> import autosched as asc
-        >>> layer, net = asc.Graph("layer"), asc.Graph("net")
-        >>> layer.output(y=(layer.input("x") @ layer.input("w")).relu())
-        >>> x, w = net.inputs("x", "w")
-        >>> for i in range(2):
-        ...     x = net.include(layer, {"x": x, "w": w}, prefix=f"{i}.")["y"]
-        >>> [task.name for task in net.tasks]
-        ['0.matmul', '0.relu', '1.matmul', '1.relu']
-        """
-        self.check_grows()
-        if isinstance(on, Mapping):
-            on = {name: check_runs(device) for name, device in on.items()}
-        elif on is not None:
-            on = check_runs(on)
-        on_host = HOST if host is None else check_runs(host)
-        return include(self, other, inputs, prefix, on, on_host, seconds or {}, nbytes or {}, only)
+    read = files.read  # tensors of files, as values
+    include = including.include  # the tasks of another graph
 
     # ---- queries
 

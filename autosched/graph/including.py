@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, listed
 from autosched.graph.effects import effects_of
-from autosched.graph.recorder import Recorder
+from autosched.graph.recorder import Recorder, check_runs
 from autosched.graph.regions import Region
 from autosched.graph.task import HOST, Seconds, Task
 from autosched.graph.value import Value
@@ -197,14 +197,37 @@ def include(
     graph: Graph,
     other: Graph,
     inputs: Mapping[str, Value],
-    prefix: str,
-    on: str | Mapping[str, str] | None,
-    host: str,
-    seconds: Mapping[str, Seconds],
-    nbytes: Mapping[str, int],
-    only: Collection[str] | None,
+    *,
+    prefix: str = "",
+    on: str | Mapping[str, str] | None = None,
+    seconds: Mapping[str, Seconds] | None = None,
+    nbytes: Mapping[str, int] | None = None,
+    only: Collection[str] | None = None,
+    host: str | None = None,
 ) -> dict[str, Value]:
-    """Implement ``Graph.include``."""
+    """Add all tasks of another graph, with Values for its inputs; return its outputs by name.
+
+    It may be included several times, each with another ``prefix``. Tasks that write inputs
+    write to the values given. ``on`` is the device of tasks, or a dict of devices by task;
+    views, reads and tasks on ``"host"``, which ``host`` replaces, ignore it. ``seconds`` by
+    task and ``nbytes`` by value replace costs. ``only`` these tasks are added, if given: from
+    values of others among ``inputs``, to all values that they make. Raises GraphError.
+
+    >>> import autosched as asc
+    >>> layer, net = asc.Graph("layer"), asc.Graph("net")
+    >>> layer.output(y=(layer.input("x") @ layer.input("w")).relu())
+    >>> x, w = net.inputs("x", "w")
+    >>> for i in range(2):
+    ...     x = net.include(layer, {"x": x, "w": w}, prefix=f"{i}.")["y"]
+    >>> [task.name for task in net.tasks]
+    ['0.matmul', '0.relu', '1.matmul', '1.relu']
+    """
+    graph.check_grows()
+    if isinstance(on, Mapping):
+        on = {name: check_runs(device) for name, device in on.items()}
+    elif on is not None:
+        on = check_runs(on)
+    on_host = HOST if host is None else check_runs(host)
     tasks = (
         other.tasks
         if only is None
@@ -216,13 +239,13 @@ def include(
     for task in tasks:
         device = on.get(task.name) if isinstance(on, Mapping) else on
         if task.device == HOST or task.reads_file:
-            device = host if task.device == HOST else None
+            device = on_host if task.device == HOST else None
         inserting.repeat(
             task,
             [name for name in _after(other, task, prefix) if name in graph.names],
             prefix=prefix,
             on=device,
-            seconds=seconds.get(task.name),
+            seconds=(seconds or {}).get(task.name),
             nbytes=nbytes,
         )
         if task.fn is not None and task.writes and task.composite is None:

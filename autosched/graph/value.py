@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from autosched._lib.tree import flatten
 from autosched.errors import GraphError, UnknownMethodError
 from autosched.graph.effects import result_names
 
@@ -136,8 +137,8 @@ class Value:
     def __torch_function__(
         cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        graph = _first_value((args, kwargs)).graph
-        return graph.record(fn, args, kwargs or {})
+        value = next(leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value))
+        return value.graph.record(fn, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN or _is_property(name):
@@ -385,16 +386,3 @@ def _calling_module() -> str | None:
             return kind.__name__
         frame = frame.f_back
     return None
-
-
-def _first_value(tree: Any) -> Value:
-    stack = [tree]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Value):
-            return item
-        if isinstance(item, (tuple, list)):
-            stack.extend(item)
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-    raise GraphError("no Value among the arguments")
