@@ -53,7 +53,7 @@ def worthwhile(case: Case, remedies: Iterator[Remedy]) -> tuple[Advice, ...]:
     for advice, changed in remedies:
         then = advice.makespan
         if changed is not None and whole - then > least:
-            then = max([then, *(plan.makespan for plan in _plans(changed, [])[:1])])
+            then = max([then, *(plan.makespan for plan in plans_of(changed)[:1])])
         gain = whole - then
         if gain > least:
             found.append(replace(advice, makespan=then, gain=gain, share=gain / whole))
@@ -353,16 +353,12 @@ _FAR = 3  # times the makespan, from which percentages are hard to read
 _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are still mentioned
 
 
-def plans_of(case: Case) -> tuple[Case, ...]:
-    """Return other placements, as ``"auto"`` finds them, the best first."""
-    return _plans(case, [case.placement])
-
-
-def _plans(case: Case, tried: list[Placement]) -> tuple[Case, ...]:
-    """Return the plans of all policies but those ``tried``, the best first; none of large graphs."""
+def plans_of(case: Case, known: Placement | None = None) -> tuple[Case, ...]:
+    """Return the plans of all policies, but that ``known``, the best first; none of large graphs."""
     if len(case.graph) > _MOST:
         return ()
     plans: list[Case] = []
+    tried = [] if known is None else [known]
     confined = case.problem.confined
     for policy in candidates(case.problem):
         try:
@@ -388,12 +384,12 @@ def change_placement(case: Case, plans: Sequence[Case]) -> Iterator[Remedy]:
         yield _remedy(case, plan, "policy"), None
         best = min(best, plan.makespan)
     if case.slow_on_host:
-        for plan in _plans(case.unbound(case.slow_on_host), [])[:1]:
+        for plan in plans_of(case.unbound(case.slow_on_host))[:1]:
             moved = [t for t in case.slow_on_host if plan.placement.device[t.name] in case.workers]
             if plan.makespan < best and moved:
                 yield _off_host_remedy(case, plan, moved), None
     if case.bound:
-        for plan in _plans(case.freed, [case.placement])[:1]:
+        for plan in plans_of(case.freed, case.placement)[:1]:
             if plan.makespan < best:
                 free = plan.having(costs=case.costs)
                 yield replace(_remedy(case, plan, "bound"), makespan=free.makespan), free

@@ -46,24 +46,21 @@ class ResidentState:
     def __init__(self, problem: Problem, backend: str | Backend, program: Program):
         graph = problem.graph
         machine = problem.machine
-        moves = moves_to(machine, backend)
-        source = {value.name: value.copy_of or value.name for value in graph.sources}
-        self._sources = None
-        if machine.rank is not None:
-            here = machine.here
-            names = {value.name for value in graph.sources if value.tensor is None}
-            inputs = [name for name, at in program.inputs if at in here and name in names]
-            self._sources = {name: source[name] for name in inputs}
+        inputs = [value for value in graph.sources if value.tensor is None]
+        source = {value.name: value.copy_of or value.name for value in inputs}
         resident = problem.constraints.resident
         homes = {name: problem.homes[graph.value(name).index] for name in resident}
+        moves = moves_to(machine, backend)
+        self._is_rank = machine.rank is not None
+        if self._is_rank:
+            homes = {}
+            names = [name for name, at in program.inputs if at in machine.here and name in source]
+            self._renamed = {name: source[name] for name in names}
+        else:
+            self._renamed = {name: source[name] for name in resident if name != source[name]}
         self._moves = {name: (home, moves[home]) for name, home in homes.items() if home in moves}
-        self._others = {name: source[name] for name in resident if name != source[name]}
         self._moved = {source[name] for name in self._moves}
-        self._written = {
-            value.name
-            for value in graph.sources
-            if value.tensor is None and graph.last_version(value.index)
-        }
+        self._written = {value.name for value in inputs if graph.last_version(value.index)}
         self._copies: dict[str, _Copy] = {}
 
     def inputs(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -71,14 +68,12 @@ class ResidentState:
 
         Raises HazardError if a task writes memory of which there is a copy.
         """
-        if self._sources is not None:
-            return {name: given[source] for name, source in self._sources.items()}
-        if not self._moves and not self._others:
+        if not self._moves and not self._renamed:
             return given
         if self._moves and self._written:
             self._check_apart(given)
-        found = dict(given)
-        for name, source in self._others.items():
+        found = {} if self._is_rank else dict(given)
+        for name, source in self._renamed.items():
             if source in given:
                 found[name] = given[source]
         for name, (device, move) in self._moves.items():

@@ -178,7 +178,16 @@ def with_runs_in_flight(problem: Problem, plan: Plan) -> Plan:
         count = fewest_in_flight(program, plan.seconds, plan.issuing, program.in_flight)
         one = count == 1  # run that reaches the period
         program = fitted(own, plan.placement) if one else replace(program, in_flight=count)
-    _warn_of_memory(own, program, level=6)
+    if goal.in_flight is not None and program.in_flight < goal.in_flight:
+        needs = needs_of_runs(program, own)
+        name = min(needs, key=lambda device: needs[device].most)
+        needed = needs[name].shared + goal.in_flight * needs[name].each
+        warnings.warn(
+            f"{goal.in_flight} runs in flight need {needed:,.0f} B of memory on {name!r}, which has "
+            f"{own.machine.device(name).nbytes:,.0f} B; {program.in_flight} will be in flight",
+            RuntimeWarning,
+            stacklevel=5,
+        )
     return plan if program is plan.program else replace(plan, program=program)
 
 
@@ -195,22 +204,6 @@ def _looped(problem: Problem, placement: Placement, program: Program) -> Program
     fitting = min(need.most for need in needs.values())
     count = int(min(most, fitting))
     return program if count < 2 else replace(loop, in_flight=count)
-
-
-def _warn_of_memory(problem: Problem, program: Program, level: int = 3) -> None:
-    """Warn if fewer runs are in flight than wanted; the caller is that many frames up."""
-    wanted = problem.goal.in_flight
-    if wanted is None or program.in_flight >= wanted:
-        return
-    needs = needs_of_runs(program, problem)
-    name = min(needs, key=lambda device: needs[device].most)
-    needed = needs[name].shared + wanted * needs[name].each
-    warnings.warn(
-        f"{wanted} runs in flight need {needed:,.0f} B of memory on {name!r}, which has "
-        f"{problem.machine.device(name).nbytes:,.0f} B; {program.in_flight} will be in flight",
-        RuntimeWarning,
-        stacklevel=level,
-    )
 
 
 # ---- what limits of memory cost, and which suffice
