@@ -240,50 +240,21 @@ def test_links_and_flags_may_be_left_out_of_json():
     ("text", "reason"),
     [
         ("", "not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("[" * 100_000, "not JSON: maximum recursion depth exceeded"),
         ("[]", "it must be an object, got a list"),
-        ("3", "it must be an object, got 3"),
         ("{}", "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'"),
         ('{"devices": 3}', "devices must be a list, got 3"),
         ('{"devices": ["cpu"]}', 'devices[0] must be an object, got "cpu"'),
         ('{"devices": [{}]}', "devices[0] misses key 'name'; its keys are 'name', 'streams', "),
         ('{"devices": []}', "a machine needs at least one device"),
         (
-            '{"devices": [{"name": "cpu", "cores": 3}]}',
-            "devices[0] has an unknown key 'cores'; its keys are 'name', 'streams', ",
-        ),
-        (
             '{"devices": [{"name": "cpu", "streams": "inf"}]}',
             "devices[0]: device 'cpu' has 'inf' streams; 1 to 1024 are possible",
-        ),
-        (
-            '{"devices": [{"name": "cpu", "nbytes": NaN}]}',
-            'not JSON: NaN is none of its numbers; infinity is written as the string "inf"',
-        ),
-        (
-            '{"devices": [{"name": "cpu"}], "links": [{"source": "cpu", "to": "b"}]}',
-            "links[0] misses key 'destination'; its keys are 'source', 'destination', ",
         ),
         (
             '{"devices": [{"name": "cpu"}], "links": [{"source": [], "destination": "cpu", "bytes_per_second": 1}]}',
             "links[0].source must be a string, got a list",
         ),
-        ('{"devices": [{"name": "cpu"}], "colour": "red"}', "it has an unknown key 'colour'; its keys are 'devices', "),
-        (
-            '{"devices": [{"name": "cpu", "streams": true}]}',
-            "devices[0]: device 'cpu' has True streams; 1 to 1024 are possible",
-        ),
         ('{"devices": [{"name": "cpu", "nbytes": true}]}', 'devices[0].nbytes must be a number, or "inf", got true'),
-        ('{"devices": [{"name": "cpu", "launch_seconds": "inf"}]}', "devices[0]: launch_seconds of Device(name='cpu'"),
-        ('{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}', "not JSON: Infinity is none of its numbers; "),
-        (
-            '{"devices": [{"name": "cpu", "flops_per_second": 1e999}]}',
-            'devices[0].flops_per_second must be a number, or "inf", got Inf',
-        ),
-        (
-            '{"devices": [{"name": "cpu", "name": "b"}]}',
-            "devices[0] must be an object, got one with the key 'name' twic",
-        ),
         ('{"devices": [{"name": "cpu"}], "imagined": 1}', "imagined must be True or False, got 1"),
         ('{"devices": [{"name": "cpu", "physical": 0}]}', "devices[0].physical must be a string, got 0"),
         ('{"devices": [{"name": "cpu"}, {"name": "cpu"}]}', "device 'cpu' occurs twice"),
