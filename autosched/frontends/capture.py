@@ -18,17 +18,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
-from autosched.coarsening import Granularity, by_mark, check_granularity, merge, merged
+from autosched.coarsening import by_mark, merged
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.capture_lock import capturing
-from autosched.frontends.captured import Captured, signature_of
+from autosched.frontends.captured import Captured
 from autosched.frontends.operators import Operators, common_device
 from autosched.frontends.origins import origins_of, traced_at
 from autosched.frontends.random_state import random_nodes
@@ -44,27 +44,20 @@ from autosched.frontends.unsupported import (
     check_tensors,
     definition_of,
 )
-from autosched.graph.constraints import placed
 from autosched.graph.effects import effects_of
-from autosched.graph.graph import Graph, Value
+from autosched.graph.graph import Value
 from autosched.graph.task import Followed
 
 
-def capture(
-    fn: Callable[..., Any],
-    /,
-    *args: Any,
-    granularity: Granularity = "op",
-    **kwargs: Any,
-) -> Captured:
+def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
     """Return ``fn(*args, **kwargs)`` as a graph, without executing it on data.
 
     ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and
     ``optimizer.step()``; modules and optimizers are found among its arguments and in its closure.
     Inputs have the names of parameters and buffers (``fc1.weight``), of arguments as in the
-    signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. By default a task is an
-    operator; with ``granularity="module"`` it is a call of a module, forward or backward. Raises
-    CaptureError, with the user's line, for what a graph cannot express.
+    signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. A task is an operator, or a
+    call of a function marked by ``task``; ``merge`` makes larger ones. Raises CaptureError, with
+    the user's line, for what a graph cannot express.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)
@@ -74,16 +67,14 @@ def capture(
     >>> torch.equal(graph.finish(graph.run_serial(**graph.feed(x))), model(x))
     True
     """
-    check_granularity(granularity)
     check_function(fn, "capture", CaptureError)
-    signature = signature_of(fn)
-    if signature is not None and "granularity" in signature.parameters:
-        function = getattr(fn, "__qualname__", type(fn).__name__)
-        raise CaptureError(
-            f"{function!r} has a parameter 'granularity', which is also one of capture; wrap the "
-            "function in a lambda"
-        )
-    return coarse(captured(fn, args, kwargs), granularity)
+    return with_marked_tasks(captured(fn, args, kwargs))
+
+
+def with_marked_tasks(graph: Captured) -> Captured:
+    """Return a graph in which a call of a marked function is one task, and so is its backward."""
+    marks = by_mark(graph)
+    return merged(graph, marks) if marks else graph
 
 
 def captured(
@@ -327,18 +318,3 @@ def _is_number(node: Node) -> bool:
 def _is_python(node: Node) -> bool:
     values = _values(node) if node.op == "call_function" else []
     return bool(values) and all(isinstance(v, _NUMBERS) for v in values)
-
-
-# ---- larger tasks
-#
-# ``"op"``: one operator. ``"module"``: a call of a module (its forward or its backward), or what an
-# optimizer does to it. A call of a marked function is one task in any case.
-
-G = TypeVar("G", bound=Graph)
-
-
-def coarse(graph: G, granularity: Granularity, place: Mapping[str, str] | None = None) -> G:
-    """Return a graph of operators at a granularity; tasks in different places are not merged."""
-    if marks := by_mark(graph):
-        graph = merged(graph, marks, bound=placed(graph, place or {}))
-    return merge(graph, granularity, placed(graph, place or {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -19,10 +19,9 @@ import torch
 from autosched._lib.containers import leaves
 from autosched._lib.forks import rlock
 from autosched._lib.recent import MOST
-from autosched.coarsening import Granularity, check_granularity
 from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.frontends.capture import captured, coarse
+from autosched.frontends.capture import captured, with_marked_tasks
 from autosched.frontends.capture_lock import check_not_capturing, is_capturing
 from autosched.frontends.captured import Captured
 from autosched.frontends.every_rank import (
@@ -38,8 +37,6 @@ from autosched.frontends.unsupported import check_function
 from autosched.fusion import Compiler, check_one_process, compiler_of, fused
 from autosched.machine.machine import Machine
 from autosched.policies import Policy
-from autosched.runtime.in_flight.batches import results, unpacked
-from autosched.runtime.in_flight.future import RunFuture
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 
@@ -85,7 +82,6 @@ def compile(
     policy: str | Policy = "auto",
     costs: Costs | None = None,
     maxsize: int = MOST,
-    granularity: Granularity = "op",
     fuse: bool | Compiler = False,
     memory: float | None = None,
     **options: Any,
@@ -94,8 +90,8 @@ def compile(
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
     call captures and schedules, and so does one that needs a recapture; the ``maxsize`` most
-    recently used captures are cached. ``costs`` default to an estimate; ``granularity`` is that
-    of ``capture``; with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
+    recently used captures are cached. ``costs`` default to an estimate;
+    with ``fuse``, Inductor, or a function that is passed, compiles regions of tasks, and results
     differ from eager ones by rounding: see ``fuse``; a first step, which creates an optimizer's
     state, is not fused. ``memory`` limits the bytes on each accelerator: see ``Machine.limited``.
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger
@@ -120,14 +116,13 @@ def compile(
     check_function(fn, "compile", ScheduleError)
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
-    check_granularity(granularity)
     compiler_of(fuse)
     if fuse:
         check_one_process(machine)
     if memory is not None:
         machine = (Machine.local() if machine is None else machine).limited(memory)
     options |= {"machine": machine, "policy": policy, "costs": costs}
-    compiled = Compiled(fn, maxsize, granularity, fuse, options)
+    compiled = Compiled(fn, maxsize, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled
 
 
@@ -141,19 +136,16 @@ class Compiled:
         self,
         fn: Callable[..., Any],
         maxsize: int,
-        granularity: Granularity,
         fuse: bool | Compiler,
         options: Mapping[str, Any],
     ):
         self.fn = fn
         self.maxsize = maxsize
         self.fuse = fuse
-        self.granularity = granularity
         self.options = options  # of schedule
         self._known = Specializations[_Planned](
             fn, [fn], lambda entry: entry.schedule.close(), maxsize
         )
-        self._submitted: _Planned | None = None  # the last one
         self._lock = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -164,56 +156,8 @@ class Compiled:
         """
         check_not_capturing("a compiled function")
         with self._lock:
-            if not self._overlaps():
-                entry, inputs = self._find(args, kwargs)
-                return entry.run(inputs)
-            run = self.submit(*args, **kwargs)
-        return run.result()
-
-    def submit(self, /, *args: Any, **kwargs: Any) -> RunFuture:
-        """Start a call, and return the future of its result: see ``Schedule.submit``.
-
-        Call ``wait()`` before the model is evaluated: it may have half of an update.
-        A call waits for those before it if it is captured again, if it uses another capture, and if
-        they leave new tensors in modules or optimizers: gradients, for example.
-        """
-        check_not_capturing("a compiled function")
-        if self._has_ranks:
-            what = "a function of several ranks"
-            raise ScheduleError(f"{what} is called, and not submitted: all ranks wait for its end")
-        with self._lock:
-            last = self._submitted
-            if last is not None and last.graph.keeps:
-                last.schedule.wait()
             entry, inputs = self._find(args, kwargs)
-            if last is not None and last.schedule is not entry.schedule:
-                last.schedule.wait()
-            self._submitted = entry
-            return entry.schedule.submit_for(inputs, entry.graph.finish)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all submitted calls have ended: see ``Schedule.wait``."""
-        if self._submitted is not None:
-            self._submitted.schedule.wait(timeout)
-
-    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the result of a call on each item of an iterable: see ``Schedule.map``.
-
-        Tuples and lists are the arguments of a call, mappings its keyword arguments, and other
-        items its only argument. The first item is fetched by the caller. Call ``wait()`` before a
-        model that the calls train is evaluated: it may have half of an update.
-        """
-        rest = iter(batches)
-        for first in rest:
-            args, kwargs = unpacked(first, None)
-            most = self.schedule(*args, **kwargs).program.in_flight
-            yield from results(self.submit, chain([first], rest), most)
-
-    def _overlaps(self) -> bool:
-        """Whether calls are submitted, so that those of several threads can overlap."""
-        given = self.options.get("in_flight")
-        wanted = given is not None or self.options.get("objective") == "period"
-        return self._submitted is not None or (wanted and given != 1)
+            return entry.run(inputs)
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
@@ -234,7 +178,6 @@ class Compiled:
         if entry is not None and found.inputs is not None:
             return entry, found.inputs
         if entry is None:
-            self.wait()  # a capture reads state
             self._known.missed(found)
             assert found.call is not None
             entry = self._captured(args, kwargs, found.call.varying)
@@ -252,8 +195,7 @@ class Compiled:
         operators = captured_alike(name_of(self.fn), capture) if self._is_rank else capture()
         examples = operators.examples
         operators.examples = {}  # or this batch would live as long as the schedule
-        place = self.options.get("place") if self.granularity != "op" else None
-        graph = coarse(operators, self.granularity, place)
+        graph = with_marked_tasks(operators)
         fuses = self.fuse and not _creates_state(operators)
         if self.fuse and not fuses and self.options.get("progress") in (None, True):
             why = "the first one creates the state of its optimizer"
@@ -294,10 +236,9 @@ class Compiled:
         """Close all schedules, and drop them."""
         with self._lock:
             self._known.close()
-            self._submitted = None
 
     def __reduce__(self) -> Any:
-        return Compiled, (self.fn, self.maxsize, self.granularity, self.fuse, dict(self.options))
+        return Compiled, (self.fn, self.maxsize, self.fuse, dict(self.options))
 
     def __enter__(self) -> Compiled:
         return self
@@ -448,5 +389,5 @@ for _name, _item in vars(torch.nn.Module).items():
     if callable(_item) and not _name.startswith("__") and _name != "forward":
         _method = _delegated(_name, torch.nn.Module, "fn")
         setattr(CompiledModule, _name, _method)
-for _name in ("schedule", "submit", "wait", "map", "cache_info"):  # where autograd does not record
+for _name in ("schedule", "cache_info"):  # where autograd does not record
     setattr(CompiledModule, _name, _delegated(_name, Compiled, "_compiled"))

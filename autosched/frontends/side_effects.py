@@ -25,7 +25,7 @@ import weakref
 import zlib
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from operator import is_, ne
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, NoneType
@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach, is_installed, is_iterator
+from autosched.frontends.state import State
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
@@ -49,16 +50,16 @@ _COUNTERS = (LRScheduler, torch.amp.GradScaler)
 
 
 class SideEffects:
-    """The objects reached from ``roots``; ``modules`` have paths as names.
+    """The objects reached from ``roots``, and those that hold a ``state``.
 
     >>> model = torch.nn.Identity()
-    >>> effects = SideEffects([model], {"": model})
+    >>> effects = SideEffects([model], State.of(model, []))
     >>> model.count = 1
     >>> effects.first(), effects.undo(), hasattr(model, "count")
     ("attribute 'count' of the module is 1", None, False)
     """
 
-    def __init__(self, roots: Iterable[Any], modules: Mapping[str, torch.nn.Module]):
+    def __init__(self, roots: Iterable[Any], state: State):
         self.reach = reach = Reach(roots, written=True)
         self.found = found = reach.found()
         self._owners: dict[int, Any] = {}  # objects, by their attributes
@@ -86,7 +87,7 @@ class SideEffects:
                     self._paths[id(group)] = f"group {i} of {type(item).__name__}"
             if isinstance(item, _COUNTERS):
                 own.append(vars(item))
-        for key, module in modules.items():
+        for key, module in state.modules.items():
             for path, part in module.named_modules():
                 name = ".".join(filter(None, (key, path)))
                 owner = f"module {name!r}" if name else "the module"
@@ -96,27 +97,38 @@ class SideEffects:
             if name in item:
                 named.setdefault(id(item), (item, {}))[1][name] = item[name]
         cells = [item for item, name in reach.attributes if name == "cell_contents"]
-        tables = [item for item in (*reach.containers, *own) if isinstance(item, (list, dict))]
+        self._tables = {id(item) for item in state.tables()}
+        found = (*reach.containers, *own, *state.tables())
+        tables = {id(item): item for item in found if isinstance(item, (list, dict))}
         # Cells, lists and dicts with their items, and whether these are all of them.
         self._before: list[tuple[Any, dict[Any, Any], bool]] = [
             *((cell, _items(cell), False) for cell in cells),
             *((item, old, False) for item, old in named.values()),
-            *((item, _items(item), True) for item in tables),
+            *((item, _items(item), True) for item in tables.values()),
         ]
-        self._originals: list[tuple[Any, dict[Any, Any]]] = []  # of what was substituted
+        self._originals = list(self._before)
 
     def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
         """Yield each container, key, and item of before."""
         return ((item, key, old[key]) for item, old, _ in self._before for key in old)
 
-    def substitute(self, twins: Mapping[int, torch.Tensor]) -> None:
-        """Put other tensors in the places of some, by their ids, also in tuples, until ``undo``."""
-        for container, old, _ in self._before:
-            for key, item in old.items():
-                if (twin := _substituted(item, twins)) is not item:
-                    self._originals.append((container, {key: item}))
-                    _put(container, {key: twin})
-                    old[key] = twin
+    def substitute(
+        self, twins: Mapping[int, Any], trained: Set[int], fixed: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Put other tensors in the places of some, by their ids, also in tuples, until ``undo``.
+
+        Those of the state in what holds it, and those that are ``trained`` wherever code has them.
+        ``fixed`` are further items of dicts, by the ids of these.
+        """
+        everywhere = {key: twin for key, twin in twins.items() if key in trained}
+        for i, (table, old, is_whole) in enumerate(self._originals):
+            known = twins if id(table) in self._tables else everywhere
+            new = {_twin(key, known): _twin(item, known) for key, item in old.items()}
+            if is_whole:
+                new |= fixed.get(id(table), {})
+            if not all(map(is_, (*new, *new.values()), (*old, *old.values()))):
+                _put(table, new, is_whole)
+            self._before[i] = (table, new, is_whole)
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
@@ -179,12 +191,8 @@ class SideEffects:
 
     def undo(self) -> None:
         """Undo all changes."""
-        for item, old, is_whole in self._before:
-            if is_whole:
-                item.clear()
-            _put(item, old)
-        for item, old in self._originals:
-            _put(item, old)
+        for table in self._originals:
+            _put(*table)
 
 
 def _items(container: Any) -> dict[Any, Any]:
@@ -194,24 +202,23 @@ def _items(container: Any) -> dict[Any, Any]:
     return dict(enumerate(container) if isinstance(container, list) else container)
 
 
-def _put(container: Any, items: Mapping[Any, Any]) -> None:
-    """Put items in their places; a list that is empty gets all."""
+def _put(container: Any, items: Mapping[Any, Any], is_whole: bool) -> None:
+    """Put items in their places; ``is_whole``: there are no others."""
     if isinstance(container, CellType):
         container.cell_contents = items["cell_contents"]
-    elif isinstance(container, list) and not container:
-        container.extend(items.values())
     elif isinstance(container, list):
-        for key, item in items.items():
-            container[key] = item
+        container[:] = items.values()
     elif isinstance(container, dict):  # not the attributes of a class
+        if is_whole:
+            container.clear()
         container.update(items)
 
 
-def _substituted(item: Any, twins: Mapping[int, torch.Tensor]) -> Any:
+def _twin(item: Any, twins: Mapping[int, Any]) -> Any:
     """Return the twin of a tensor; of a tuple, one with twins; and anything else as it is."""
     if not isinstance(item, tuple):
         return twins.get(id(item), item)
-    parts = [_substituted(part, twins) for part in item]
+    parts = [_twin(part, twins) for part in item]
     if all(map(is_, parts, item)):
         return item
     return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)

@@ -10,13 +10,11 @@ and outputs where a step stores new ones. Knows no graph.
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.utils import stateless
 
 from autosched.errors import CaptureError
 from autosched.graph.effects import shared_state
@@ -197,7 +195,7 @@ class State:
                 field = part.partition(".")[0]
                 group[field] = _replaced(field, group[field], {part: tensor})
 
-    # ---- replaced tensors
+    # ---- traces
 
     @contextlib.contextmanager
     def without_gradients(self) -> Iterator[None]:
@@ -211,71 +209,27 @@ class State:
             for parameter, grad in grads:
                 parameter.grad = grad
 
-    @contextlib.contextmanager
-    def replaced_by(
-        self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
-    ) -> Iterator[State]:
-        """Replace tensors and settings temporarily, by name; yield the state of then."""
-        known = self.settings()
-        changed = [group for group, _ in known.values()]  # code may hold them
-        # A recurrent module has a list of its weights, which it creates again for others.
-        changed += [part.__dict__ for root in self.modules.values() for part in root.modules()]
-        changed += map(vars, self.optimizers.values())
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_restoring(changed))
-            for name, (group, field) in known.items():
-                group[field] = _replaced(name, group[field], settings)
-            names = {id(tensor): name for name, (_, tensor) in self.places().items()}
-            for _, _, attributes in self._attributes():
-                for name, item in list(attributes.items()):
-                    if isinstance(item, torch.Tensor):
-                        attributes[name] = tensors[names[id(item)]]
-            for key, module in self.modules.items():
-                own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-                twins = {name: tensors[_joined(key, name)] for name in own}
-                swap = stateless._reparametrize_module(module, twins, tie_weights=True)
-                stack.enter_context(swap)
-            parameters = {name: tensors[name] for name in self.parameters}
-            for name, parameter in parameters.items():
-                parameter.grad = tensors.get(f"{name}.grad")
-            self._replace_in_optimizers(tensors)
-            yield State(self.modules, self.optimizers, parameters)
+    def tables(self) -> Iterator[Any]:
+        """Yield the dicts and lists that hold the tensors and the settings."""
+        for _, _, attributes in self._attributes():
+            yield from (attributes, attributes["_parameters"], attributes["_buffers"])
+        for _, _, group in self._groups():
+            yield from (group, group["params"])
+        for _, state in self._states():
+            yield from (state, *(held for held in state.values() if isinstance(held, dict)))
 
-    def _replace_in_optimizers(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put other groups and states in the attributes of optimizers, wherever these have them."""
-        twins: dict[int, Any] = {}  # by the ids of groups, lists of them, and states
-        for key, number, group in self._groups():
-            twins[id(group)] = {
-                field: _replaced(_setting(key, number, field), item, tensors)
-                for field, item in group.items()
-            }
-            for optimizer in self.optimizers.values():  # several may share a group
-                if any(each is group for each in optimizer.param_groups):
-                    twins[id(group)] |= _kernels(optimizer, group)
-            twins[id(group)]["params"] = [tensors[self.names[id(item)]] for item in group["params"]]
-        for key, state in self._states():
-            twins[id(state)] = self._twin_of(key, state, tensors)
-        for optimizer in self.optimizers.values():
-            groups = optimizer.param_groups
-            twins[id(groups)] = [twins[id(group)] for group in groups]
-        for optimizer in self.optimizers.values():
-            for field, item in vars(optimizer).items():
-                vars(optimizer)[field] = twins.get(id(item), item)
+    def fixed(self, numbers: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Return the items of optimizers' groups, by their ids, that a trace needs.
 
-    def _twin_of(self, key: str, state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Return the state of an optimizer with other parameters and tensors."""
-        twin = copy.copy(state)
-        twin.clear()
-        for parameter, held in state.items():
-            name = self.names.get(id(parameter))
-            if name is None:
-                twin[parameter] = held
-            else:
-                twin[tensors[name]] = {
-                    field: tensors.get(f"{key}.{name}.{field}", item)
-                    for field, item in held.items()
-                }
-        return twin
+        They are ``numbers`` instead of settings, by name, and the kernels that are chosen eagerly.
+        """
+        found: dict[int, dict[str, Any]] = {id(group): {} for _, _, group in self._groups()}
+        for name, (group, field) in self.settings().items():
+            found[id(group)][field] = _replaced(name, group[field], numbers)
+        for optimizer in self.optimizers.values():  # several may share a group
+            for group in optimizer.param_groups:
+                found[id(group)] |= _kernels(optimizer, group)
+        return found
 
 
 def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, bool]:
@@ -294,18 +248,6 @@ def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict
     differentiable = not is_sgd and group.get("differentiable", False)
     refused = is_adam and isinstance(group["lr"], torch.Tensor) and not group["capturable"]
     return {"foreach": choose(group["params"], differentiable)[1] and not refused}
-
-
-@contextlib.contextmanager
-def _restoring(tables: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Restore the items of dicts afterwards."""
-    before = [dict(table) for table in tables]
-    try:
-        yield
-    finally:
-        for table, items in zip(tables, before, strict=True):
-            table.clear()
-            table.update(items)
 
 
 def parts_of(name: str, setting: Any) -> dict[str, float]:

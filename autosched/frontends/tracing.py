@@ -232,12 +232,13 @@ class _Tracer:
         counters = self.state.numbers()
         counted = {name: (before[name], number) for name, number in self.counts.items()}
         with (
-            self.state.replaced_by(before, numbers) as state,
-            self._checking_changes(before, given) as reach,
+            self._checking_changes(before, given, numbers) as reach,
             EagerOperators(Counters(self.found.settings, counted)),
         ):
             with observing_calls(reach) as self.found.calls:
                 result = self.fn(*args, **kwargs)
+            parameters = {name: before[name] for name in self.state.parameters}
+            state = State(self.state.modules, self.state.optimizers, parameters)
             found = self._results(result)
             for name, item in state.numbers().items():
                 if item is not None and item != counters.get(name):
@@ -294,12 +295,21 @@ class _Tracer:
         return found
 
     @contextlib.contextmanager
-    def _checking_changes(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[Reach]:
-        """Refuse and undo changes that a graph cannot make; yield what the function can read."""
-        parameters = self.state.parameters.items()
-        twins = {id(item): before[name] for name, item in parameters if is_trainable(item)}
-        self.effects = effects = SideEffects([self.fn, given], self.state.modules)
-        effects.substitute(twins)  # in lists that code made before, and wherever else it has them
+    def _checking_changes(
+        self, before: Mapping[str, torch.Tensor], given: Any, numbers: Mapping[str, Any]
+    ) -> Iterator[Reach]:
+        """Put ``before`` and ``numbers`` in their places; refuse and undo changes afterwards.
+
+        Yields what the function can read.
+        """
+        held = self.state.places().items()
+        twins = {id(item): before[name] for name, (place, item) in held if place[0] != "grad"}
+        trained = {id(item) for item in self.state.parameters.values() if is_trainable(item)}
+        effects = SideEffects([self.fn, given], self.state)
+        effects.substitute(twins, trained, self.state.fixed(numbers))
+        self.effects = effects
+        for name in self.state.parameters:
+            before[name].grad = before.get(f"{name}.grad")
         properties = TensorProperties(before)
         hidden = HiddenStates(effects.found)
         generators = [item for item in effects.found if isinstance(item, torch.Generator)]

@@ -1,4 +1,4 @@
-"""Merged graphs do what the graphs do that they were made of; granularities of captures; functions that stay whole."""
+"""Merged graphs do what the graphs do that they were made of; captures merged by module; functions that stay whole."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_merged_task_that_fails_is_named(backend: str | None) -> None:
             schedule(x=-2 * torch.ones(1))
 
 
-# ---- granularities of captures
+# ---- captures merged by module
 
 
 def two_layers() -> nn.Sequential:
@@ -239,9 +239,8 @@ def two_layers() -> nn.Sequential:
 
 def test_a_module_is_a_task_forward_and_one_backward() -> None:
     model = two_layers()
-    graph = asc.capture(
-        stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity="module"
-    )
+    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
+    graph = asc.merge(asc.capture(step, *vectors(8)()), "module")
     assert named(graph) == [
         *(
             "fc1.forward",
@@ -289,41 +288,8 @@ def test_a_backward_pass_that_failed_leaves_the_phases_of_later_captures_alone()
 def test_calls_of_a_module_are_told_apart() -> None:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(shared, shared)
-    graph = asc.capture(model, torch.ones(2, 3), granularity="module")
+    graph = asc.merge(asc.capture(model, torch.ones(2, 3)), "module")
     assert named(graph) == ["0.forward", "0.forward_1"]
-
-
-def test_merged_tasks_run_where_their_modules_are_placed() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = two_layers(), vectors(8)()
-    place = {"fc1": "cuda:1", "act": "cuda:1", "fc2": "cuda:0"}
-    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
-    machine = asc.Machine.emulated(gpus=2)
-    with asc.compile(
-        step, machine, place=place, granularity="module", backend="virtual"
-    ) as compiled:
-        schedule = compiled.schedule(x, y)
-        for task in schedule.graph.tasks:
-            for part in (
-                part for part in task.parts or [task] if part.origin.module and not part.view
-            ):
-                assert schedule.placement.device[task.name] == place[part.origin.module], part.name
-        assert compiled(x, y).ndim == 0
-
-
-def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
-    def fn(x: Tensor, granularity: int = 2) -> Tensor:
-        return x * granularity
-
-    with pytest.raises(
-        asc.CaptureError, match=r"fn' has a parameter 'granularity', which is also one of capture"
-    ):
-        asc.capture(fn, torch.ones(1))
-    assert asc.capture(lambda x: fn(x, granularity=3), torch.ones(1)).tasks[0].args[1] == 3
-    with asc.compile(
-        fn, asc.Machine.emulated(gpus=0), granularity="module", backend="host"
-    ) as compiled:
-        assert compiled(torch.ones(1), granularity=4).tolist() == [4]
 
 
 def test_an_estimate_knows_the_parts_of_merged_tasks() -> None:
@@ -331,7 +297,8 @@ def test_an_estimate_knows_the_parts_of_merged_tasks() -> None:
     model = mlp()
     step, batch = stepper(model, OPTIMIZERS["adam"](model.parameters())), vectors(8)()
     step(*batch)  # from now on the optimizer asks for numbers
-    operators, modules = (asc.capture(step, *batch, granularity=word) for word in ("op", "module"))
+    operators = asc.capture(step, *batch)
+    modules = asc.merge(operators, "module")
     plain, parts = (estimate(graph, graph.examples) for graph in (operators, modules))
     assert not plain.unknown
     assert not parts.unknown
@@ -395,11 +362,8 @@ def test_a_name_that_is_no_parameter_is_named() -> None:
 def test_a_call_of_a_marked_function_is_one_task_of_a_capture(granularity: str) -> None:
     model = two_layers()
     model.act.forward = gelu
-    graph = asc.capture(
-        stepper(model, optim.SGD(model.parameters(), lr=0.1)),
-        *vectors(8)(),
-        granularity=granularity,
-    )
+    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
+    graph = asc.merge(asc.capture(step, *vectors(8)()), granularity)
     whole, backward = graph.task("gelu"), graph.task("gelu.backward")
     assert {part.origin.whole for part in whole.parts} == {"gelu"}
     assert whole.origin.where == (__file__, gelu.__wrapped__.__code__.co_firstlineno)

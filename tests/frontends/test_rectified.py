@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -41,17 +40,6 @@ def test_one_capture_makes_the_steps_of_eager_mode(
     misses = 3 if beta2 > 0.9 else 2
     batches = torch.randn(8, 2, 4)
     assert_trains_as_eager(make, batches, then=then, misses=misses, machine=CPU)
-
-
-def test_submitted_steps_compare_the_counters_of_the_steps_before() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    models = model, copy.deepcopy(model)
-    eager, ours = (stepper(each, optim.RAdam(each.parameters(), 0.1)) for each in models)
-    with asc.compile(ours, CPU, in_flight=2) as run:
-        batches = torch.randn(8, 2, 4)
-        found = [future.result() for future in [run.submit(x) for x in batches]]
-    assert all(map(torch.equal, found, [eager(x) for x in batches]))
 
 
 def test_a_graph_is_refused_when_the_step_would_take_another_path() -> None:

@@ -217,7 +217,7 @@ def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"granularity": "module", "policy": "heft"},
+        {"policy": "heft"},
         pytest.param({"policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow),
     ],
 )

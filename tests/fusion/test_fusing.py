@@ -134,8 +134,8 @@ def test_a_region_that_fails_runs_unfused_and_its_schedule_says_why() -> None:
 def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
     x = torch.rand(3, 4)
-    for granularity in ("op", "module"):
-        graph = asc.capture(model, x, granularity=granularity)
+    for groups in ("op", "module"):
+        graph = asc.merge(asc.capture(model, x), groups)
         fused = asc.fuse(graph, GPUS, policy="single")
         assert len(regions(fused)) == 1
         again = asc.fuse(fused, GPUS, policy="single")
