@@ -32,7 +32,6 @@ from autosched.frontends.captured import Captured
 from autosched.frontends.operators import Operators, common_device
 from autosched.frontends.origins import origins_of, traced_at
 from autosched.frontends.random_state import random_nodes
-from autosched.frontends.settings import Settings
 from autosched.frontends.side_effects import warn_of_calls
 from autosched.frontends.state import Place
 from autosched.frontends.tracing import Trace, generator_id, trace
@@ -87,12 +86,11 @@ def captured(
     check_modes()
     with capturing():
         graph = Captured(fn, args, kwargs)
-        graph.settings = Settings(varying)
         check_state(graph.state)
         check_tensors(graph.examples)
         check_others((args, kwargs))
         begun = time.perf_counter()
-        traced = trace(graph, args, kwargs)
+        traced = trace(graph, args, kwargs, varying)
         graph.hold(traced.settings)
         _build(graph, traced)
         seconds = time.perf_counter() - begun

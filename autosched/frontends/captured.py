@@ -134,12 +134,8 @@ class Captured(Graph, Binding):
                 raise GraphError(f"{name!r} no longer exists, as it did {when}")
             if name in found and name not in inputs:
                 raise GraphError(f"{name!r} did not exist yet {when}")
-        return found, self.finish if self.keeps else None
-
-    @property
-    def keeps(self) -> bool:
-        """Whether a run leaves new state, other flags, or counters that are compared before a run."""
-        return bool(self.made or self.gone or self.switched or self.settings.counters)
+        is_pure = not (self.made or self.gone or self.switched or self.settings.counters)
+        return found, None if is_pure else self.finish
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return the function's result."""

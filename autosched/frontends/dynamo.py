@@ -120,14 +120,32 @@ class TorchBackend:
     ) -> Callable[..., Any]:
         """Compile a graph that Dynamo traced. ``options`` override this backend's own."""
         chosen = self if not options else self._with(options)
+        _guard_hooks()
+        names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
+        unused = _UnusedOutputs()
 
-        def compile(
-            part: torch.fx.GraphModule, phase: str, names: Sequence[str]
-        ) -> Callable[..., Any]:
-            runner = self._runners[next(self._numbers)] = _Runner(part, phase, names, chosen)
-            return runner
+        def compiler(phase: str) -> Callable[..., _Runner]:
+            def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> _Runner:
+                made = _Runner(part, phase, names, unused, chosen)
+                self._runners[next(self._numbers)] = made
+                return made
 
-        return split(module, inputs, compile)
+            return compiled
+
+        run: Callable[..., Any] = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )(module, inputs)
+
+        def noting(*arguments: Any) -> Any:
+            results = run(*arguments)
+            unused.note(results)
+            return results
+
+        return noting
 
     @functools.cached_property
     def machine(self) -> Machine:
@@ -176,19 +194,22 @@ class TorchBackend:
 
 
 class _Runner:
-    """Calls a graph of AOTAutograd, by a schedule for each shape."""
+    """Calls a graph of AOTAutograd, by a schedule for each shape; ``names`` are Dynamo's."""
 
     def __init__(
         self,
         module: torch.fx.GraphModule,
         phase: str,
         names: Sequence[str],
+        unused: _UnusedOutputs,
         backend: TorchBackend,
     ):
         self.module = module
         self.phase = phase
         self.names = names
+        self.unused = unused
         self.backend = backend
+        self._boxed_call = True  # it is called with a list, and clears it
         # A thread may be in what it drops.
         self._cache: Recent[Hashable, tuple[AotGraph, Schedule] | None] = Recent()
         self._warned = False
@@ -196,10 +217,16 @@ class _Runner:
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         """Run the graph. Raises the errors of its operators."""
+        if self.phase != "backward":
+            return self._results(arguments)
+        has_gradient = self.unused.take()
+        return _gradients(self.module, self._results(arguments), has_gradient)
+
+    def _results(self, arguments: list[Any]) -> Sequence[Any]:
         with self._lock:
             found = self._find(arguments)
         if found is None:
-            run: Boxed = boxed_nop(self.module, [])  # as ``backend="aot_eager"`` does
+            run: Callable[..., Any] = boxed_nop(self.module, [])  # as ``backend="aot_eager"`` does
             return run(arguments)
         graph, made = found
         inputs = graph.feed(arguments)
@@ -258,55 +285,12 @@ default = TorchBackend()  # for the name "autosched"
 # call, on fake tensors. So graphs with and without symbolic shapes take the same path, and memory is
 # shared between values exactly where it is shared in that call.
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
-# Compiles a module, given its phase and the names of the inputs.
-Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]
-
 _GLOBAL_HOOKS = frozenset(
     name
     for name, item in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and isinstance(item, dict)
 )
 _MOST_VIEWS = 8  # between an output and the tensor that a graph computed
-
-
-def split(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
-) -> Callable[..., Any]:
-    """Return a function that runs what Dynamo traced: ``compile`` is given AOTAutograd's graphs."""
-    _guard_hooks()
-    names = [_variable(node) for node in module.graph.nodes if node.op == "placeholder"]
-    unused = _UnusedOutputs()
-
-    def compiler(phase: str) -> Callable[..., Boxed]:
-        def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
-            run = compile(part, phase, names)
-
-            def boxed(arguments: list[Any]) -> Sequence[Any]:
-                if phase != "backward":
-                    return run(arguments)
-                has_gradient = unused.take()
-                return _gradients(part, run(arguments), has_gradient)
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
-
-        return compiled
-
-    run: Callable[..., Any] = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )(module, inputs)
-
-    def noting(*arguments: Any) -> Any:
-        results = run(*arguments)
-        unused.note(results)
-        return results
-
-    return noting
 
 
 class _UnusedOutputs(threading.local):

@@ -27,6 +27,7 @@ from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
+from functools import partial
 from operator import is_, ne
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any, NamedTuple
@@ -43,10 +44,12 @@ from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach, is_installed, is_iterator
 from autosched.frontends.state import State
+from autosched.frontends.unsupported import refusal
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
 # Change with each step, except for the attributes that code mentions.
 _COUNTERS = (LRScheduler, torch.amp.GradScaler)
+_ATTRIBUTE = "attribute {1!r} of {0}".format
 
 
 class SideEffects:
@@ -55,28 +58,29 @@ class SideEffects:
     >>> model = torch.nn.Identity()
     >>> effects = SideEffects([model], State.of(model, []))
     >>> model.count = 1
-    >>> effects.first(), effects.undo(), hasattr(model, "count")
-    ("attribute 'count' of the module is 1", None, False)
+    >>> effects.undo(), hasattr(model, "count")
+    (None, False)
     """
 
     def __init__(self, roots: Iterable[Any], state: State):
         self.reach = reach = Reach(roots, written=True)
         self.found = found = reach.found()
         self._owners: dict[int, Any] = {}  # objects, by their attributes
-        self._paths: dict[int, str] = {}  # names of attributes and of groups of optimizers
-        self._variables: dict[int, str] = {}  # names of cells of closures
-        self._globals: set[int] = set()
+        self._labels: dict[int, Callable[..., str]] = {}  # return names of items, by container
         self._state: set[int] = set()  # containers of tensors, which a step may change
         self._moments: set[int] = set()  # likewise, what they have for tensors
         own: list[dict[str, Any]] = []
-        for item in found:
+        for item in (*found, *state.optimizers.values()):
             if isinstance(getattr(item, "__dict__", None), dict):
                 self._owners[id(vars(item))] = item
+                kind = partial(_ATTRIBUTE, f"a {type(item).__name__}")
+                self._labels.setdefault(id(vars(item)), kind)
             if isinstance(item, FunctionType):
-                names = item.__code__.co_freevars
-                for name, cell in zip(names, item.__closure__ or (), strict=True):
-                    self._variables[id(cell)] = name
-                self._globals.add(id(item.__globals__))
+                cells = zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+                variables = {
+                    id(cell): partial("variable {!r}".format, name) for name, cell in cells
+                }
+                self._labels |= {**variables, id(item.__globals__): "global {!r}".format}
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
             elif isinstance(item, torch.optim.Optimizer):
@@ -84,22 +88,25 @@ class SideEffects:
                 self._state.update(map(id, moments))
                 self._moments.add(id(item.state))
                 for i, group in enumerate(item.param_groups):
-                    self._paths[id(group)] = f"group {i} of {type(item).__name__}"
+                    owner = f"group {i} of {type(item).__name__}"
+                    self._labels[id(group)] = partial(_ATTRIBUTE, owner)
             if isinstance(item, _COUNTERS):
                 own.append(vars(item))
         for key, module in state.modules.items():
             for path, part in module.named_modules():
                 name = ".".join(filter(None, (key, path)))
-                owner = f"module {name!r}" if name else "the module"
-                self._paths |= {id(part.__dict__): owner, id(part._parameters): owner}
+                label = partial(_ATTRIBUTE, f"module {name!r}" if name else "the module")
+                self._labels |= dict.fromkeys((id(vars(part)), id(part._parameters)), label)
+                self._owners[id(vars(part))] = part
+                self._state.add(id(part._buffers))
         named: dict[int, tuple[Any, dict[str, Any]]] = {}
         for item, name in reach.entries:
             if name in item:
                 named.setdefault(id(item), (item, {}))[1][name] = item[name]
         cells = [item for item, name in reach.attributes if name == "cell_contents"]
         self._tables = {id(item) for item in state.tables()}
-        found = (*reach.containers, *own, *state.tables())
-        tables = {id(item): item for item in found if isinstance(item, (list, dict))}
+        every = (*reach.containers, *own, *state.tables())
+        tables = {id(item): item for item in every if isinstance(item, (list, dict))}
         # Cells, lists and dicts with their items, and whether these are all of them.
         self._before: list[tuple[Any, dict[Any, Any], bool]] = [
             *((cell, _items(cell), False) for cell in cells),
@@ -107,10 +114,13 @@ class SideEffects:
             *((item, _items(item), True) for item in tables.values()),
         ]
         self._originals = list(self._before)
-
-    def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield each container, key, and item of before."""
-        return ((item, key, old[key]) for item, old, _ in self._before for key in old)
+        with _on_real_tensors():
+            hidden = [(item, how) for item in (*found, *_GLOBAL.values()) if (how := _hidden(item))]
+            drawn = [(item, how) for item, how in hidden if isinstance(item, torch.Generator)]
+            self._seeds = [(item, how, how.read(item)) for item, how in drawn]
+            for item, _ in drawn:
+                item.manual_seed(_UNLIKELY_SEED)
+            self._hidden = [(item, how, how.read(item)) for item, how in hidden]
 
     def substitute(
         self, twins: Mapping[int, Any], trained: Set[int], fixed: Mapping[int, Mapping[str, Any]]
@@ -130,25 +140,39 @@ class SideEffects:
                 _put(table, new, is_whole)
             self._before[i] = (table, new, is_whole)
 
+    def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield each container, key, and item of before."""
+        return ((item, key, old[key]) for item, old, _ in self._before for key in old)
+
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
         found = ((item, key) for item, key, held in self._slots() if held is wanted)
         return next((self._name(*slot) for slot in found), None)
 
     def _name(self, container: Any, key: Any) -> str:
-        if isinstance(container, CellType):
-            return f"variable {self._variables.get(id(container), '?')!r}"
-        if id(container) in self._paths:
-            return f"attribute {key!r} of {self._paths[id(container)]}"
-        if id(container) in self._globals:
-            return f"global {key!r}"
-        if id(container) in self._owners:
-            return f"attribute {key!r} of a {type(self._owners[id(container)]).__name__}"
+        if (label := self._labels.get(id(container))) is not None:
+            return label(key)
         return f"{self.name_of(container) or f'a {type(container).__name__}'}[{key!r}]"
 
-    def first(self) -> str | None:
-        """Return a description of the first change; None if there is none."""
-        return next(self._changes(), None)
+    def check(self) -> None:
+        """Raise CaptureError for the first change that a graph cannot make."""
+        if (change := next(self._changes(), None)) is not None:
+            raise refusal(
+                f"{change} after the step, but a graph changes only tensors in modules and "
+                "optimizers, and flags",
+                "keep it in a buffer, return it, or change it outside of the step, as learning "
+                "rate schedulers do",
+            )
+        with _on_real_tensors():
+            for item, how, state in self._hidden:
+                if pickle.dumps(how.read(item)) != pickle.dumps(state):
+                    known = next((name for name, one in _GLOBAL.items() if one is item), None)
+                    name = known or self.name_of(item) or "an object"
+                    raise CaptureError(
+                        f"{name}, a {type(item).__name__}, may not be as it was after the step: a "
+                        "graph would take values from it, or change it, only once; do this "
+                        "outside of the step, and pass the values as tensors"
+                    )
 
     def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Return changed flags: an object's attributes, a name, the new value.
@@ -193,6 +217,10 @@ class SideEffects:
         """Undo all changes."""
         for table in self._originals:
             _put(*table)
+        with _on_real_tensors():
+            for item, how, state in (*self._hidden, *self._seeds):
+                if how.write is not None:
+                    how.write(item, state)
 
 
 def _items(container: Any) -> dict[Any, Any]:
@@ -289,108 +317,66 @@ def _properties(tensor: torch.Tensor) -> tuple[int, bool, tuple[int, int] | None
 #
 # Also objects whose contents are not attributes: NumPy arrays and context variables.
 
-_GLOBAL = {
-    "Python's random": random._inst,
-    "NumPy's random": numpy.random.mtrand._rand,
-}
-_STATEFUL = (
-    *(torch.Generator, random.Random, RandomState, NumpyGenerator, BitGenerator),
-    *(queue.Queue, queue.SimpleQueue, io.IOBase, ContextVar, array, numpy.ndarray),
-)
+
+class _Hidden(NamedTuple):
+    """How a state is read and, of random number generators, written."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any] | None = None
+
+
+def _position(file: Any) -> int:
+    with contextlib.suppress(OSError, ValueError):  # closed, or being read line by line
+        return int(file.tell())
+    return -1
+
+
 _NUMBERS = itertools.count()
+_ITERATOR = _Hidden(lambda item: next(_NUMBERS))  # something may have been taken
+_STATES: list[tuple[Any, _Hidden]] = [
+    (
+        torch.Generator,
+        _Hidden(
+            lambda item: item.get_state().tolist(),
+            lambda item, state: item.set_state(torch.tensor(state, dtype=torch.uint8)),
+        ),
+    ),
+    (random.Random, _Hidden(lambda item: item.getstate(), random.Random.setstate)),
+    (RandomState, _Hidden(lambda item: item.get_state(legacy=False), RandomState.set_state)),
+    (
+        NumpyGenerator,
+        _Hidden(
+            lambda item: item.bit_generator.state,
+            lambda item, state: setattr(item.bit_generator, "state", state),
+        ),
+    ),
+    (
+        BitGenerator,
+        _Hidden(lambda item: item.state, lambda item, state: setattr(item, "state", state)),
+    ),
+    ((numpy.ndarray, array), _Hidden(lambda item: zlib.crc32(item.tobytes()))),
+    ((queue.Queue, queue.SimpleQueue), _Hidden(lambda item: item.qsize())),
+    (io.IOBase, _Hidden(_position)),
+    (ContextVar, _Hidden(lambda item: id(item.get(None)))),
+]
+_GLOBAL = {"Python's random": random._inst, "NumPy's random": numpy.random.mtrand._rand}
 # A seed that no step sets: setting the present one could not be detected.
 _UNLIKELY_SEED = 0x5EED_0F_A_C0DE
 
 
-class HiddenStates:
-    """The states of ``items`` and of the global random number generators.
-
-    >>> numbers = queue.SimpleQueue()
-    >>> states = HiddenStates([numbers, "else"])
-    >>> states.changed() is None, numbers.put(1), states.changed() is numbers
-    (True, None, True)
-    """
-
-    def __init__(self, items: Iterable[Any]):
-        found = [item for item in (*items, *_GLOBAL.values()) if _is_stateful(item)]
-        generators = [item for item in found if isinstance(item, torch.Generator)]
-        with _on_real_tensors():
-            self._seeds = [(item, _state(item)) for item in generators]
-            for item in generators:
-                item.manual_seed(_UNLIKELY_SEED)
-            self._before = [(item, _state(item)) for item in found]
-
-    def changed(self) -> Any:
-        """Return the first item with another state now, or None."""
-        with _on_real_tensors():
-            found = (
-                item
-                for item, before in self._before
-                if pickle.dumps(_state(item)) != pickle.dumps(before)
-            )
-            return next(found, None)
-
-    def name_of(self, item: Any) -> str | None:
-        """Return the name of a global random number generator, or None."""
-        return next((name for name, known in _GLOBAL.items() if known is item), None)
-
-    def restore(self) -> None:
-        """Restore the random number generators."""
-        with _on_real_tensors():
-            for item, state in (*self._before, *self._seeds):
-                _restore(item, state)
+def _hidden(item: Any) -> _Hidden | None:
+    """Return how the hidden state of an object is read; None if it has none."""
+    if is_iterator(item):
+        return _ITERATOR
+    if isinstance(item, random.SystemRandom):
+        return None
+    return next((known for kinds, known in _STATES if isinstance(item, kinds)), None)
 
 
 @contextlib.contextmanager
 def _on_real_tensors() -> Iterator[None]:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def _is_stateful(item: Any) -> bool:
-    """Whether an object has hidden state, and may return different things."""
-    is_known = isinstance(item, _STATEFUL) and not isinstance(item, random.SystemRandom)
-    return is_known or is_iterator(item)
-
-
-def _state(item: Any) -> Any:
-    """Return a value that is equal until an object is consumed; of an iterator, never."""
-    match item:
-        case torch.Generator():
-            return bytes(item.get_state().numpy())
-        case random.Random():
-            return item.getstate()
-        case RandomState():
-            return item.get_state(legacy=False)
-        case NumpyGenerator():
-            return item.bit_generator.state
-        case BitGenerator():
-            return item.state
-        case numpy.ndarray() | array():
-            return zlib.crc32(item.tobytes())
-        case queue.Queue() | queue.SimpleQueue():
-            return item.qsize()
-        case io.IOBase():
-            with contextlib.suppress(OSError, ValueError):  # closed, or being read line by line
-                return item.tell()
-            return -1
-        case ContextVar():
-            return id(item.get(None))
-    return next(_NUMBERS)
-
-
-def _restore(item: Any, state: Any) -> None:
-    match item:
-        case torch.Generator():
-            item.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        case random.Random():
-            item.setstate(state)
-        case RandomState():
-            item.set_state(state)
-        case NumpyGenerator():
-            item.bit_generator.state = state
-        case BitGenerator():
-            item.state = state
 
 
 # ---- tensors left in caches
@@ -475,7 +461,7 @@ def _properties_of_class(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[
     for name, value in list(getattr(item, "__dict__", {}).items()):
         kind = getattr(type(item), name, None)
         if id(value) in seen and isinstance(kind, functools.cached_property):
-            yield functools.partial(item.__dict__.pop, name, None)
+            yield partial(item.__dict__.pop, name, None)
 
 
 def _is_namespace(item: Any) -> bool:

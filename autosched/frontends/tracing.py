@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +40,6 @@ from autosched.frontends.settings import (
 )
 from autosched.frontends.side_effects import (
     Call,
-    HiddenStates,
     MadeTensors,
     SideEffects,
     TensorProperties,
@@ -59,33 +57,19 @@ from autosched.frontends.unsupported import (
 _CONSTANTS = (enum.Enum, type, torch.nn.Module, torch.optim.Optimizer, torch.Generator)
 
 
-@dataclass
-class Trace:
-    """The operators of a call, and what the call changed that the graph does not have.
-
-    The placeholders of ``module`` are the examples of the capture, in their order, and the
-    ``settings``.
-    """
-
-    module: torch.fx.GraphModule = field(init=False)
-    outputs: dict[str, Place] = field(default_factory=dict)  # with the places of new state
-    differentiable: list[str] = field(default_factory=list)  # outputs that require grad
-    rewritten: list[str] = field(default_factory=list)  # inputs with another autograd history
-    generators: set[int] = field(default_factory=set)  # ids of those that existed before
-    calls: list[Call] = field(default_factory=list)  # of the host, which a graph does not repeat
-    settings: Settings = field(default_factory=Settings)  # of optimizers, that are inputs
-
-
 def generator_id(generator: Any) -> int:
     """Return torch's id of a generator, which can have several Python objects."""
     return int(generator._cdata)
 
 
 @without_collecting()
-def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+def trace(
+    graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], varying: Iterable[str]
+) -> Trace:
     """Return the trace of a call, and note in the graph what it returned and changed.
 
-    Raises CaptureError for what a graph cannot express.
+    Settings of optimizers named ``varying`` become inputs, if possible. Raises CaptureError for
+    what a graph cannot express.
 
     1. Replace the tensors of arguments, modules and optimizers by fake tensors.
     2. Run the function, while ``make_fx`` records operators and their origins.
@@ -95,7 +79,8 @@ def trace(graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tr
     made = MadeTensors()
     try:
         with graph.state.without_gradients(), torch.autograd.set_multithreading_enabled(False):
-            found = _Tracer(graph, args, kwargs, made).trace()
+            found = Trace(graph, args, kwargs, frozenset(varying), made)
+            found.make()
     except BaseException as error:
         # Frames hold tensors, too, which the step has not stored anywhere.
         failed: BaseException | None = error
@@ -144,25 +129,37 @@ def _caching_casts(caches: bool) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-class _Tracer:
-    """Runs a function on fake tensors."""
+class Trace:
+    """The operators of a call, and what the call changed that the graph does not have.
+
+    The placeholders of ``module`` are the examples of the capture, in their order, and the
+    ``settings``.
+    """
+
+    module: torch.fx.GraphModule
+    outputs: dict[str, Place]  # with the places of new state
+    differentiable: list[str]  # outputs that require grad
+    rewritten: list[str]  # inputs with another autograd history
+    generators: set[int]  # ids of those that existed before
+    calls: list[Call]  # of the host, which a graph does not repeat
+    settings: Settings  # of optimizers, that are inputs
 
     def __init__(
-        self, graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], made: MadeTensors
-    ):
+        self, graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any],
+        varying: frozenset[str], made: MadeTensors,
+    ):  # fmt: skip
         self.graph = graph
         self.fn = graph.fn
         self.arguments = (list(args), dict(kwargs))
         self.state = graph.state
         self.examples = graph.examples
-        self.varying = graph.settings.wanted
+        self.varying = varying
         self.counts = graph.state.counters()
         self.made = made
-        self.found = Trace()
         self.effects: SideEffects | None = None  # while the function runs
         self.outside: torch.Tensor | None = None  # the last tensor with data
 
-    def trace(self) -> Trace:
+    def make(self) -> None:
         """Trace the function, again if the reason of failure is removed.
 
         That is a cache that returned what was computed before, a path for real tensors that cannot
@@ -186,16 +183,16 @@ class _Tracer:
                 checks.truthful = True
                 why = message.partition(" ")[2]
             else:
-                if constant := self.found.settings.constant:
+                if constant := self.settings.constant:
                     self.varying -= constant
                     continue
                 if why:
                     warn_of_fake_check(checks.lines[-1], why, definition_of(self.fn))
-                return self.found
+                return
 
     def _attempt(self, checks: FakeChecks) -> None:
         self.outside = None
-        self.found = found = Trace(settings=Settings(self.varying))
+        self.outputs, self.settings = {}, Settings(self.varying)
         settings = values_of(self.state, self.varying)
 
         caches = torch.is_autocast_cache_enabled()
@@ -213,10 +210,10 @@ class _Tracer:
             inputs = [fakes.from_tensor(item) for item in self.examples.values()]
             floats = [torch.tensor(item, dtype=torch.float64) for _, item in settings.values()]
             inputs += map(fakes.from_tensor, floats)
-            found.module = make_fx(step, tracing_mode="fake")(inputs)
-        found.settings.names = without_reads(found.module.graph, list(settings))
-        without_repeats(found.module.graph)
-        _without_shapes(found.module.graph)
+            self.module = make_fx(step, tracing_mode="fake")(inputs)
+        self.settings.names = without_reads(self.module.graph, list(settings))
+        without_repeats(self.module.graph)
+        _without_shapes(self.module.graph)
 
     def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the function; return the tensors of its result and state."""
@@ -233,9 +230,9 @@ class _Tracer:
         counted = {name: (before[name], number) for name, number in self.counts.items()}
         with (
             self._checking_changes(before, given, numbers) as reach,
-            EagerOperators(Counters(self.found.settings, counted)),
+            EagerOperators(Counters(self.settings, counted)),
         ):
-            with observing_calls(reach) as self.found.calls:
+            with observing_calls(reach) as self.calls:
                 result = self.fn(*args, **kwargs)
             parameters = {name: before[name] for name in self.state.parameters}
             state = State(self.state.modules, self.state.optimizers, parameters)
@@ -247,17 +244,16 @@ class _Tracer:
                         "use an optimizer that keeps it in a tensor"
                     )
             found += self._new_state(before, state)
-        pairs = zip(self.found.outputs, found, strict=True)
-        self.found.differentiable = [
+        pairs = zip(self.outputs, found, strict=True)
+        self.differentiable = [
             name for name, item in pairs if isinstance(item, torch.Tensor) and item.requires_grad
         ]
         return found
 
     def _numbers(self, floats: Sequence[Any]) -> dict[str, Number]:
         found = values_of(self.state, self.varying).items()
-        settings = self.found.settings
         return {
-            part: Number(tensor.item(), value, settings, frozenset([name]), part)
+            part: Number(tensor.item(), value, self.settings, frozenset([name]), part)
             for (part, (name, value)), tensor in zip(found, floats, strict=True)
         }
 
@@ -268,7 +264,7 @@ class _Tracer:
         def output(leaf: Any) -> Any:
             if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
                 name = "result" if leaf is result else f"result.{len(found)}"
-                self.found.outputs[name] = ()
+                self.outputs[name] = ()
                 found.append(leaf)
                 return Output(name)
             if not is_value(leaf) and not isinstance(leaf, _CONSTANTS):
@@ -287,7 +283,7 @@ class _Tracer:
         places = state.places()
         for name, (place, tensor) in places.items():
             if tensor is not before.get(name):
-                self.found.outputs[name] = place
+                self.outputs[name] = place
                 found.append(tensor)
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         gone = [place for name, place in grads.items() if name in before and name not in places]
@@ -305,38 +301,24 @@ class _Tracer:
         held = self.state.places().items()
         twins = {id(item): before[name] for name, (place, item) in held if place[0] != "grad"}
         trained = {id(item) for item in self.state.parameters.values() if is_trainable(item)}
+        fixed = self.state.fixed(numbers)
         effects = SideEffects([self.fn, given], self.state)
-        effects.substitute(twins, trained, self.state.fixed(numbers))
-        self.effects = effects
-        for name in self.state.parameters:
-            before[name].grad = before.get(f"{name}.grad")
-        properties = TensorProperties(before)
-        hidden = HiddenStates(effects.found)
         generators = [item for item in effects.found if isinstance(item, torch.Generator)]
-        self.found.generators = set(map(generator_id, [torch.default_generator, *generators]))
+        self.generators = set(map(generator_id, [torch.default_generator, *generators]))
         try:
+            effects.substitute(twins, trained, fixed)
+            for name in self.state.parameters:
+                before[name].grad = before.get(f"{name}.grad")
+            properties = TensorProperties(before)
+            self.effects = effects
             yield effects.reach
             mode = get_proxy_mode()
             check_nodes(mode.tracer.graph.nodes if mode is not None else ())
             properties.check([before[name] for name in self.state.parameters])
-            if (change := effects.first()) is not None:
-                raise refusal(
-                    f"{change} after the step, but a graph changes only tensors in modules and "
-                    "optimizers, and flags",
-                    "keep it in a buffer, return it, or change it outside of the step, as learning "
-                    "rate schedulers do",
-                )
-            if (item := hidden.changed()) is not None:
-                name = hidden.name_of(item) or effects.name_of(item) or "an object"
-                raise CaptureError(
-                    f"{name}, a {type(item).__name__}, may not be as it was after the step: a graph "
-                    "would take values from it, or change it, only once; do this outside of the "
-                    "step, and pass the values as tensors"
-                )
+            effects.check()
             self.graph.switched = effects.switched()
-            self.found.rewritten = properties.rewritten()
+            self.rewritten = properties.rewritten()
         finally:
-            hidden.restore()
             self.effects = None
             effects.undo()
 

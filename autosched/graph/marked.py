@@ -46,8 +46,9 @@ def task(
 ) -> Any:
     """Mark a function as one task: a call with values of a graph adds one task to the graph.
 
-    In a capture, each call becomes one task and its backward another. A call with tensors runs the function. Options are those of ``Graph.add``; ``writes`` and
-    ``aliases`` name parameters. Raises GraphError for names that are not parameters.
+    In a capture, each call becomes one task and its backward another. A call with tensors runs the
+    function. Options are those of ``Graph.add``; ``writes`` and ``aliases`` name parameters. Raises
+    GraphError for names that are not parameters.
 
     >>> @task(outputs=2)
     ... def halves(x, count):
