@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -113,7 +113,7 @@ def _build(graph: Captured, traced: Trace) -> None:
     held = {name: place for name, (place, _) in graph.state.places().items()}
     places = {node: held[name] for node, name in inputs.items() if name in held}
     left = zip(results, traced.outputs.values(), strict=True)
-    updates = Updates(nodes, places | {node: place for node, place in left if place})
+    updates = updates_of(nodes, places | {node: place for node, place in left if place})
     origins = origins_of(nodes, definition_of(graph.fn), updates.owner)
     device = common_device(filter(torch.is_tensor, examples.values()))
     operators = Operators(graph, origins, device, updates.on_host | random)
@@ -128,7 +128,7 @@ def _build(graph: Captured, traced: Trace) -> None:
     graph.output(**{name: operators.values[node] for name, node in outputs.items()})
     made = {name: node.meta["val"] for name, node in outputs.items()}
     graph.homes = {name: str(val.device) for name, val in made.items() if torch.is_tensor(val)}
-    for group in updates.groups():
+    for group in updates.groups:
         graph.together(*[operators.values[node] for node in group])
     warn_of_calls(traced.calls, graph.name)
 
@@ -182,106 +182,73 @@ _OF_PARAMETERS = ("parameter", "grad", "moment")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Updates:
-    """The operators of optimizers, and the state that they change.
-
-    ``places`` has the nodes of that state.
+class Updates(NamedTuple):
+    """What is known of the operators of optimizers.
 
     ``owner`` is the parameter whose state an operator uses, directly or through others, or if it
     uses none, that of its users; only for operators of one parameter, which no operator updates
     along with others. ``on_host`` are the operators on numbers: Python's own, and counters of steps
-    on the CPU.
+    on the CPU. ``groups`` are the tensors that belong on one device: of each parameter, itself, its
+    moments, and its gradient, if the parameter has an update of its own.
     """
 
-    def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
-        self._root: dict[Node, Node] = {}  # an in-place operator returns its argument
-        together = [written for node in nodes if len(written := self._writes(node)) > 1]
-        self._fused = {root for written in together for root in written}
-        self._places = {
-            self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS
-        }
-        self._steps = [node for node in nodes if _is_update(node)]
-        self._updates = set(self._steps)
-        self._counters = self._step_counters()
-        mixed = {_parameter(place) for root, place in self._places.items() if root in self._fused}
-        self.owner = {
-            node: names[0]
-            for node, names in self._owners().items()
-            if len(names) == 1 and names[0] not in mixed
-        }
-        self.on_host = {*filter(_is_python, nodes), *filter(self._counts, self._steps)}
-        for node in reversed(self._steps):  # constants of the arithmetic of counters
-            constant = all(item.op == "get_attr" for item in node.all_input_nodes)
-            if constant and node.users and node.users.keys() <= self.on_host:
-                self.on_host.add(node)
+    owner: dict[Node, str]
+    on_host: set[Node]
+    groups: list[list[Node]]
 
-    def _writes(self, node: Node) -> list[Node]:
-        if node.op != "call_function" or not callable(node.target):
-            return []
-        effects = effects_of(node.target, node.args, node.kwargs)
-        written = [self._of(item) for item in effects.writes if isinstance(item, Node)]
-        if effects.in_place and len(written) == 1:
-            self._root[node] = written[0]
-        return written
 
-    def _of(self, node: Node) -> Node:
-        """Return the node that computed the tensor."""
-        return self._root.get(node, node)
+def updates_of(nodes: Sequence[Node], places: Mapping[Node, Place]) -> Updates:
+    """Find the operators of optimizers; ``places`` has the nodes of the state that they change."""
+    root: dict[Node, Node] = {}  # an in-place operator returns its argument
+    fused: set[Node] = set()  # written by one operator along with others
+    for node in nodes:
+        if node.op == "call_function" and callable(node.target):
+            effects = effects_of(node.target, node.args, node.kwargs)
+            written = [root.get(item, item) for item in effects.writes if isinstance(item, Node)]
+            if len(written) > 1:
+                fused.update(written)
+            elif written and effects.in_place:
+                root[node] = written[0]
+    state = {root.get(n, n): place for n, place in places.items() if place[0] in _OF_PARAMETERS}
+    steps = {  # the tensors that they touch
+        node: [root.get(item, item) for item in (*node.all_input_nodes, node)]
+        for node in nodes
+        if _is_update(node)
+    }
+    names = {item: {_parameter(place)} for item, place in state.items()}
+    for node, touched in steps.items():
+        known = (names.get(item, set()) for item in (*touched, *node.all_input_nodes))
+        names[node] = set().union(*known)
+    for node in reversed(steps):
+        names[node] = names[node] or set().union(*(names.get(user, set()) for user in node.users))
+    mixed = {_parameter(place) for item, place in state.items() if item in fused}
+    owner = {
+        node: next(iter(own)) for node in steps if len(own := names[node]) == 1 and not own & mixed
+    }
 
-    def _touched(self, node: Node) -> list[Node]:
-        return [self._of(item) for item in (*node.all_input_nodes, node)]
+    numeric = {node for node, touched in steps.items() if all(map(_is_number, touched))}
+    others = {item for node, touched in steps.items() if node not in numeric for item in touched}
+    counters = {item for item, place in state.items() if place[-1] == "step" and _is_number(item)}
+    counters -= others
+    counting = {node for node in numeric if not counters.isdisjoint(steps[node])}
+    on_host = {*filter(_is_python, nodes), *counting}
+    for node in reversed(steps):  # constants of the arithmetic of counters
+        constant = all(item.op == "get_attr" for item in node.all_input_nodes)
+        if constant and node.users and node.users.keys() <= on_host:
+            on_host.add(node)
 
-    def _owners(self) -> dict[Node, tuple[str, ...]]:
-        found: dict[Node, tuple[str, ...]] = {
-            root: (_parameter(place),) for root, place in self._places.items()
-        }
-        for node in self._steps:
-            found[node] = _union(
-                found.get(item, ()) for item in (*self._touched(node), *node.all_input_nodes)
-            )
-        for node in reversed(self._steps):
-            found[node] = found[node] or _union(found.get(user, ()) for user in node.users)
-        return {node: found[node] for node in self._steps}
-
-    # ---- counters of steps
-
-    def _step_counters(self) -> set[Node]:
-        """Return step counters on the CPU that other tensors do not use."""
-        steps = [root for root, place in self._places.items() if place[-1] == "step"]
-        found = set(filter(_is_number, steps))
-        touched = map(self._touched, self._steps)
-        return found.difference(*(items for items in touched if not all(map(_is_number, items))))
-
-    def _counts(self, node: Node) -> bool:
-        touched = self._touched(node)
-        return any(item in self._counters for item in touched) and all(map(_is_number, touched))
-
-    # ---- tensors on one device
-
-    def groups(self) -> list[list[Node]]:
-        """Return, for each parameter, the tensors that belong on one device.
-
-        Itself, its moments, and its gradient. The gradient only if the parameter has an update of
-        its own, and no operator writes it along with others.
-        """
-        found: dict[str, dict[Node, None]] = {}
-        for root, place in self._places.items():
-            if place[0] in ("parameter", "moment") and root not in self._counters:
-                found.setdefault(_parameter(place), {})[root] = None
-        for node, name in self.owner.items():
-            if name in found:
-                own = found[name]
-                shape = _shape(next(iter(own)))
-                for item in self._touched(node):
-                    if self._is_gradient(item) and _shape(item) == shape:
-                        own[item] = None
-        return [list(own) for own in found.values() if len(own) > 1]
-
-    def _is_gradient(self, root: Node) -> bool:
-        """Whether an update's tensor was computed before, and is written alone."""
-        computed = root.op == "call_function" and root not in self._updates
-        is_grad = self._places.get(root, ("",))[0] == "grad"
-        return (computed or is_grad) and root not in self._fused
+    groups: dict[str, dict[Node, None]] = {}
+    for item, place in state.items():
+        if place[0] != "grad" and item not in counters:
+            groups.setdefault(_parameter(place), {})[item] = None
+    for node, name in owner.items():
+        own = groups.get(name, {})
+        for item in steps[node] if own else ():
+            computed = item.op == "call_function" and item not in steps
+            is_gradient = computed or state.get(item, ("",))[0] == "grad"
+            if is_gradient and item not in fused and _shape(item) == _shape(next(iter(own))):
+                own[item] = None
+    return Updates(owner, on_host, [list(own) for own in groups.values() if len(own) > 1])
 
 
 def _is_update(node: Node) -> bool:
@@ -292,10 +259,6 @@ def _is_update(node: Node) -> bool:
 
 def _parameter(place: Place) -> str:
     return place[2] if place[0] == "moment" else place[1]
-
-
-def _union(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for some in names for name in some))
 
 
 def _values(node: Node) -> list[object]:

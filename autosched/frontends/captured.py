@@ -5,6 +5,7 @@ Knows neither tracing nor machines.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -154,14 +155,6 @@ class Captured(Graph, Binding):
         )
 
 
-def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a function's signature; None for a builtin without one."""
-    try:
-        return inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
-    except ValueError:
-        return None
-
-
 def arguments_of(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
@@ -178,7 +171,8 @@ def _named_leaves(
 ) -> list[tuple[str, Any]]:
     """Return the leaves of a call's arguments, by parameter and path."""
     named: dict[str, Any] = {**{f"arg{i}": item for i, item in enumerate(args)}, **kwargs}
-    if (signature := signature_of(fn)) is not None:
+    with contextlib.suppress(ValueError):  # a builtin without a signature
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
         try:
             named = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:

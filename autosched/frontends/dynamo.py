@@ -46,6 +46,7 @@ from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
 from autosched.frontends.guards import Arguments
 from autosched.frontends.operators import Operators, common_device, storages
+from autosched.frontends.reachability import GLOBAL_HOOKS
 from autosched.frontends.unsupported import reason_of
 from autosched.fusion import Compiler, compiler_of, fused
 from autosched.graph.graph import Graph, Value
@@ -285,11 +286,6 @@ default = TorchBackend()  # for the name "autosched"
 # call, on fake tensors. So graphs with and without symbolic shapes take the same path, and memory is
 # shared between values exactly where it is shared in that call.
 
-_GLOBAL_HOOKS = frozenset(
-    name
-    for name, item in vars(torch.nn.modules.module).items()
-    if name.startswith("_global_") and isinstance(item, dict)
-)
 _MOST_VIEWS = 8  # between an output and the tensor that a graph computed
 
 
@@ -372,7 +368,7 @@ def _guard_hooks() -> None:
     for guard in list(guards):
         source = guard.originating_source
         of_module = guard.create_fn is GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
-        if of_module or (isinstance(source, AttrSource) and source.member in _GLOBAL_HOOKS):
+        if of_module or (isinstance(source, AttrSource) and source.member in GLOBAL_HOOKS):
             guards.add(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
 
 

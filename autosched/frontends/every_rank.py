@@ -11,6 +11,7 @@ each capture. On an emulated machine, one process plays all ranks, and has nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +19,17 @@ from typing import Any
 import torch
 
 from autosched._lib.aliasing import are_apart, extents, first_meeting
-from autosched._lib.tree import flatten
 from autosched.errors import HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
 from autosched.graph.constraints import by_pattern
 from autosched.graph.effects import counts_in_memory
-from autosched.graph.graph import Value
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
 from autosched.scheduling.arguments import check_arguments
 
 _STATE = "random_state"
+_ADDRESS = re.compile(r" at 0x\w+")  # in the text of an object
 
 
 # ---- the graph
@@ -200,26 +200,15 @@ def captured_alike(name: str, capture: Callable[[], Captured]) -> Captured:
 
 
 def lines_of(graph: Captured) -> list[str]:
-    """Describe the inputs, tasks and outputs of a capture, with the numbers in its arguments."""
-    inputs = [f"input {name}: {_described(item)}" for name, item in graph.examples.items()]
-    tasks = [
-        f"task {task.name}: {_described(task.args)} {_described(task.kwargs)}"
-        for task in graph.tasks
+    """Describe the inputs, tasks and outputs of a capture in words that are the same on all ranks."""
+    facts = {
+        name: f"{item.dtype} {tuple(item.shape)}, strides {item.stride()}"
+        if isinstance(item, torch.Tensor)
+        else shown(item)
+        for name, item in graph.examples.items()
+    }
+    return [
+        *(f"input {name}: {text}" for name, text in facts.items()),
+        *(_ADDRESS.sub("", f"task {t.name}: {t.args} {dict(t.kwargs)}") for t in graph.tasks),
+        *(f"output {name}: {graph.values[i].name}" for name, i in graph.outputs.items()),
     ]
-    outputs = [
-        f"output {name}: {graph.values[index].name}" for name, index in graph.outputs.items()
-    ]
-    return [*inputs, *tasks, *outputs]
-
-
-def _described(item: Any) -> str:
-    """Describe an argument in words that are the same in all processes."""
-    if isinstance(item, Value):
-        return item.name
-    if isinstance(item, torch.Tensor):
-        return f"{item.dtype} {tuple(item.shape)}, strides {item.stride()}"
-    if isinstance(item, (tuple, list, dict)):
-        leaves = ", ".join(map(_described, flatten(item)))
-        return f"({leaves})"
-    is_plain = isinstance(item, (bool, int, float, complex, str, type(None)))
-    return shown(item) if is_plain else type(item).__name__

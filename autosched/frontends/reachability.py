@@ -26,6 +26,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_, ne
 from pathlib import Path
@@ -69,14 +70,13 @@ _OPERATOR_FUNCTIONS = (
 ).split()
 _EMPTY_CELL = CellType()
 _KEYS: type = type({}.keys())
-_END = (object(),)  # between containers, so that an item that moves to the next one is seen
 _ABSENT = object()
-_GLOBAL_HOOKS = [
-    item
+GLOBAL_HOOKS = {
+    name: item
     for module in (of_modules, of_optimizers)
     for name, item in vars(module).items()
     if name.startswith("_global_") and isinstance(item, dict)
-]
+}
 
 
 class _Name(str):
@@ -103,7 +103,7 @@ class Reach:
         written: bool = False,
         varying: Mapping[int, Collection[str]] = {},
     ):
-        self.roots = [*roots, *_GLOBAL_HOOKS]
+        self.roots = [*roots, *GLOBAL_HOOKS.values()]
         self.varying = varying
         self.written = written
         self.mentioned: set[str] = set()
@@ -129,32 +129,25 @@ class Reach:
         It refers to ``self``, which holds all objects, so that no id is used again. Dicts that were
         not written since the last call are passed over; of all else, one loop in C reads the items.
         """
-        empty = [item for item in self.containers if not item]
-        reads: list[tuple[dict[Any, Any], Callable[[], list[Any]]]] = []
-        views: list[Iterable[Any]] = []
-        for item in filter(len, self.containers):
-            if (held := _dict_of(item)) is not None:
-                reads.append((held, functools.partial(_contents, item)))
-            else:
-                is_mapping = isinstance(item, Mapping)
-                views += (item.keys(), item.values(), _END) if is_mapping else (item, _END)
         names: dict[int, tuple[Any, list[str]]] = {}
         for namespace, name in self.entries:
-            if (held := _dict_of(namespace)) is not None:
-                names.setdefault(id(held), (held, []))[1].append(name)
-            else:  # an object has a mapping of its own as attributes
-                views += (namespace.keys(), namespace.values(), _END)
-        for held, own in names.values():
-            reads.append((held, functools.partial(_entries, held, own)))
-        dicts = [held for held, _ in reads]
+            names.setdefault(id(namespace), (namespace, []))[1].append(name)
+        reads: list[tuple[Any, Callable[[], list[Any]]]] = [
+            *((item, partial(_contents, item)) for item in self.containers if item),
+            *((held, partial(_entries, held, own)) for held, own in names.values()),
+        ]
+        by_version = [
+            (held, read, read()) for item, read in reads if (held := _dict_of(item)) is not None
+        ]
+        others = [(read, read()) for item, read in reads if _dict_of(item) is None]
+        dicts = [held for held, _, _ in by_version]
+        empty = [item for item in self.containers if not item]
         objects = [item for item, _ in self.attributes]
         fields = [name for _, name in self.attributes]
 
         def present() -> Iterator[Any]:
-            attributes = map(getattr, objects, fields, repeat(_ABSENT))
-            return chain(attributes, map(type, self.objects), chain.from_iterable(views))
+            return chain(map(getattr, objects, fields, repeat(_ABSENT)), map(type, self.objects))
 
-        known = [read() for _, read in reads]
         versions = list(map(dict_version, dicts))
         before = list(present())
         values = [read() for read in self.contents]
@@ -166,12 +159,13 @@ class Reach:
                     return False
             except ValueError:  # a cell is empty
                 return False
-            if (now := list(map(dict_version, dicts))) != versions:
-                for i in compress(range(len(now)), map(ne, now, versions)):
-                    items = reads[i][1]()
-                    if len(items) != len(known[i]) or not all(map(is_, items, known[i])):
-                        return False
-                versions = now
+            now = list(map(dict_version, dicts))
+            written = compress(by_version, map(ne, now, versions)) if now != versions else ()
+            for read, known in (*others, *(item[1:] for item in written)):
+                items = read()
+                if len(items) != len(known) or not all(map(is_, items, known)):
+                    return False
+            versions = now
             return [read() for read in self.contents] == values
 
         return check
@@ -228,11 +222,11 @@ class Reach:
                 yield from (getattr(known, name, None) for name in _OPERATOR_FUNCTIONS)
             case ContextVar():
                 self.key.append(id(item))
-                self.contents.append(functools.partial(_content, item))
+                self.contents.append(partial(_content, item))
                 yield item.get(None)
             case bytearray() | array() | numpy.ndarray() if _nbytes(item) <= _MOST_BYTES:
                 self.key.append((type(item), _data(item)))
-                self.contents.append(functools.partial(_data, item))
+                self.contents.append(partial(_data, item))
             case torch.Tensor():  # its other properties are compared elsewhere
                 self.key.append(id(item) if is_trainable(item) else torch.Tensor)
                 yield from hooks_of(item)
@@ -375,12 +369,12 @@ def _dict_of(item: Any) -> dict[Any, Any] | None:
 
 
 def _contents(item: Any) -> list[Any]:
-    """Return the present items of a dict, or of the view of its keys."""
-    return [*item, *(item.values() if type(item) is dict else ())]
+    """Return the present items of a container; of a mapping, also the keys."""
+    return [*item, *(item.values() if isinstance(item, Mapping) else ())]
 
 
 def _entries(namespace: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    return list(map(namespace.get, names, repeat(_ABSENT)))
+    return [namespace.get(name, _ABSENT) for name in names]
 
 
 def is_trainable(tensor: torch.Tensor) -> bool:

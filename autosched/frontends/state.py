@@ -83,9 +83,12 @@ class State:
             for name, field, item in self._moments(key, state):
                 if isinstance(item, torch.Tensor):
                     found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
-        for key, number, part, item in self._parts_of_settings():
-            if isinstance(item, torch.Tensor):
-                found[_setting(key, number, part)] = (("setting", key, str(number), part), item)
+        for key, number, group in self._groups():
+            for field, setting in group.items():
+                for part, item in _parts(field, setting).items():
+                    if isinstance(item, torch.Tensor):
+                        place = ("setting", key, str(number), part)
+                        found[_setting(key, number, part)] = (place, item)
         return found
 
     def _states(self) -> Iterator[tuple[str, Any]]:
@@ -103,13 +106,6 @@ class State:
             for number, group in enumerate(optimizer.param_groups):
                 found.setdefault(id(group), (key, number, group))
         yield from found.values()
-
-    def _parts_of_settings(self) -> Iterator[tuple[str, int, str, Any]]:
-        """Yield the settings of optimizers with their groups; of a tuple, its items."""
-        for key, number, group in self._groups():
-            for field, setting in group.items():
-                for part, item in _parts(field, setting).items():
-                    yield key, number, part, item
 
     def _moments(self, key: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
         """Yield a parameter's name, the kind of moment, and its value.
@@ -197,18 +193,6 @@ class State:
 
     # ---- traces
 
-    @contextlib.contextmanager
-    def without_gradients(self) -> Iterator[None]:
-        """Remove the gradients temporarily, because they are separate inputs."""
-        grads = [(parameter, parameter.grad) for parameter in self.parameters.values()]
-        try:
-            for parameter, _ in grads:
-                parameter.grad = None
-            yield
-        finally:
-            for parameter, grad in grads:
-                parameter.grad = grad
-
     def tables(self) -> Iterator[Any]:
         """Yield the dicts and lists that hold the tensors and the settings."""
         for _, _, attributes in self._attributes():
@@ -230,6 +214,19 @@ class State:
             for group in optimizer.param_groups:
                 found[id(group)] |= _kernels(optimizer, group)
         return found
+
+
+@contextlib.contextmanager
+def without_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Remove the gradients of parameters for a while."""
+    saved = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        for parameter, _ in saved:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in saved:
+            parameter.grad = gradient
 
 
 def _kernels(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, bool]:

@@ -46,7 +46,7 @@ from autosched.frontends.side_effects import (
     clear_caches_of,
     observing_calls,
 )
-from autosched.frontends.state import Place, State, hooks_of
+from autosched.frontends.state import Place, State, hooks_of, without_gradients
 from autosched.frontends.unsupported import (
     check_nodes,
     definition_of,
@@ -78,7 +78,8 @@ def trace(
     """
     made = MadeTensors()
     try:
-        with graph.state.without_gradients(), torch.autograd.set_multithreading_enabled(False):
+        parameters = graph.state.parameters.values()  # their gradients are separate inputs
+        with without_gradients(parameters), torch.autograd.set_multithreading_enabled(False):
             found = Trace(graph, args, kwargs, frozenset(varying), made)
             found.make()
     except BaseException as error:

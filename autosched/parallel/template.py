@@ -6,13 +6,11 @@ micro-batch, without devices, and included in a step as often as there are micro
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import (
     Callable,
     Collection,
     Hashable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
     Set,
@@ -27,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from autosched import Graph, GraphError, Here, ScheduleError, Task, Value, capture
 from autosched.frontends.capture import captured
+from autosched.frontends.state import without_gradients
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Place = tuple[str, ...]
@@ -86,7 +85,7 @@ def pass_of(
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with without_gradients(model):
+    with without_gradients(model.parameters()):
         graph = capture(forward_backward, *batch)
     loss = graph.outputs["result"]
     last = (task.index for task in graph.tasks if loss in [use.value for use in task.changes])
@@ -142,7 +141,7 @@ def update_of(
         optimizer.zero_grad()
 
     gradients = {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
-    with without_gradients(model):
+    with without_gradients(model.parameters()):
         graph = captured(update, [gradients], {}, varying)
     return Template(
         graph, graph.examples, {}, graph.made, graph.switched, graph.state, settings=graph.settings
@@ -192,19 +191,6 @@ def change_tasks(graph: Graph, tasks: Iterable[Task], change: Callable[[Task], T
 def _forward(task: Task) -> Task:
     """Return the task as a part of forward: also that of a gradient that forward computes."""
     return replace(task, origin=task.origin._replace(phase="forward"))
-
-
-@contextlib.contextmanager
-def without_gradients(model: torch.nn.Module) -> Iterator[None]:
-    """Remove a model's gradients for a while."""
-    saved = {parameter: parameter.grad for parameter in model.parameters()}
-    for parameter in saved:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in saved.items():
-            parameter.grad = gradient
 
 
 class _Stateless:

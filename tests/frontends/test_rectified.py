@@ -99,4 +99,4 @@ def test_what_torch_checks_of_a_power_is_no_condition(kind: Any, foreach: bool) 
     step(x := torch.ones(2, 4))
     graph = asc.capture(step, x)
     assert not graph.settings.conditions
-    assert not graph.keeps
+    assert not graph.settings.counters
