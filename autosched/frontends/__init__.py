@@ -10,7 +10,6 @@ settings          learning rates as inputs, and counters of steps that are compa
 
 compiled          functions and modules that are captured and scheduled when they are called
 specializations   captures and schedules of a function, each for calls like an earlier one
-guards            whether a call is like an earlier one
 reachability      the non-tensor objects that a function can read
 every_rank        functions that all ranks of a machine call together
 

@@ -242,13 +242,13 @@ def updates_of(nodes: Sequence[Node], places: Mapping[Node, Place]) -> Updates:
         if place[0] != "grad" and item not in counters:
             groups.setdefault(_parameter(place), {})[item] = None
     for node, name in owner.items():
-        own = groups.get(name, {})
-        for item in steps[node] if own else ():
+        tensors = groups.get(name, {})
+        for item in steps[node] if tensors else ():
             computed = item.op == "call_function" and item not in steps
             is_gradient = computed or state.get(item, ("",))[0] == "grad"
-            if is_gradient and item not in fused and _shape(item) == _shape(next(iter(own))):
-                own[item] = None
-    return Updates(owner, on_host, [list(own) for own in groups.values() if len(own) > 1])
+            if is_gradient and item not in fused and _shape(item) == _shape(next(iter(tensors))):
+                tensors[item] = None
+    return Updates(owner, on_host, [list(group) for group in groups.values() if len(group) > 1])
 
 
 def _is_update(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """Functions that are captured and scheduled when they are called.
 
 A call uses an earlier capture if capturing it again would give the same graph: see
-``frontends.guards``.
+``frontends.specializations``.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ from autosched._lib.tree import flatten
 from autosched.costs.costs import Costs
 from autosched.costs.estimate import estimate
 from autosched.errors import AutoschedError, CaptureError, ScheduleError, TaskError, listed, shown
-from autosched.frontends.guards import Arguments
 from autosched.frontends.operators import Operators, common_device, storages
 from autosched.frontends.reachability import GLOBAL_HOOKS
+from autosched.frontends.specializations import Arguments
 from autosched.frontends.unsupported import reason_of
 from autosched.fusion import Compiler, compiler_of, fused
 from autosched.graph.graph import Graph, Value
@@ -227,7 +227,7 @@ class _Runner:
         with self._lock:
             found = self._find(arguments)
         if found is None:
-            run: Callable[..., Any] = boxed_nop(self.module, [])  # as ``backend="aot_eager"`` does
+            run: Callable[..., Sequence[Any]] = boxed_nop(self.module, [])  # as "aot_eager" does
             return run(arguments)
         graph, made = found
         inputs = graph.feed(arguments)

@@ -76,11 +76,10 @@ class SideEffects:
                 kind = partial(_ATTRIBUTE, f"a {type(item).__name__}")
                 self._labels.setdefault(id(vars(item)), kind)
             if isinstance(item, FunctionType):
-                cells = zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
-                variables = {
-                    id(cell): partial("variable {!r}".format, name) for name, cell in cells
-                }
-                self._labels |= {**variables, id(item.__globals__): "global {!r}".format}
+                self._labels[id(item.__globals__)] = "global {!r}".format
+                names = item.__code__.co_freevars
+                for name, cell in zip(names, item.__closure__ or (), strict=True):
+                    self._labels[id(cell)] = partial("variable {!r}".format, name)
             elif isinstance(item, torch.nn.Module):
                 self._state.add(id(item._buffers))
             elif isinstance(item, torch.optim.Optimizer):

@@ -83,12 +83,9 @@ class State:
             for name, field, item in self._moments(key, state):
                 if isinstance(item, torch.Tensor):
                     found[f"{key}.{name}.{field}"] = (("moment", key, name, field), item)
-        for key, number, group in self._groups():
-            for field, setting in group.items():
-                for part, item in _parts(field, setting).items():
-                    if isinstance(item, torch.Tensor):
-                        place = ("setting", key, str(number), part)
-                        found[_setting(key, number, part)] = (place, item)
+        for key, number, part, item in self._parts_of_settings():
+            if isinstance(item, torch.Tensor):
+                found[_setting(key, number, part)] = (("setting", key, str(number), part), item)
         return found
 
     def _states(self) -> Iterator[tuple[str, Any]]:
@@ -106,6 +103,13 @@ class State:
             for number, group in enumerate(optimizer.param_groups):
                 found.setdefault(id(group), (key, number, group))
         yield from found.values()
+
+    def _parts_of_settings(self) -> Iterator[tuple[str, int, str, Any]]:
+        """Yield the settings of optimizers with their groups; of a tuple, its items."""
+        for key, number, group in self._groups():
+            for field, setting in group.items():
+                for part, item in _parts(field, setting).items():
+                    yield key, number, part, item
 
     def _moments(self, key: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
         """Yield a parameter's name, the kind of moment, and its value.

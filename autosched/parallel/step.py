@@ -25,8 +25,7 @@ from autosched import RunTimeoutError, Schedule, ScheduleError
 from autosched._lib.copying import clone
 from autosched._lib.fetching import fetched_ahead
 from autosched._lib.gc_pause import without_collecting
-from autosched.frontends.guards import Key
-from autosched.frontends.specializations import Found, Specializations
+from autosched.frontends.specializations import Found, Key, Specializations
 from autosched.parallel.batches import rows_cut, rows_of
 from autosched.parallel.checkpoints import own_residuals, read, write
 from autosched.parallel.ranks import SharedState, described, label_on, same_rows
