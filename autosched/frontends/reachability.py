@@ -70,6 +70,7 @@ _OPERATOR_FUNCTIONS = (
 ).split()
 _EMPTY_CELL = CellType()
 _KEYS: type = type({}.keys())
+_END = (object(),)  # between containers, so that an item that moves to the next one is seen
 _ABSENT = object()
 GLOBAL_HOOKS = {
     name: item
@@ -131,22 +132,27 @@ class Reach:
         """
         names: dict[int, tuple[Any, list[str]]] = {}
         for namespace, name in self.entries:
-            names.setdefault(id(namespace), (namespace, []))[1].append(name)
+            holder = namespace if (own := _dict_of(namespace)) is None else own
+            names.setdefault(id(holder), (holder, []))[1].append(name)
         reads: list[tuple[Any, Callable[[], list[Any]]]] = [
             *((item, partial(_contents, item)) for item in self.containers if item),
-            *((held, partial(_entries, held, own)) for held, own in names.values()),
+            *((held, partial(_entries, held, some)) for held, some in names.values()),
         ]
-        by_version = [
+        known = [
             (held, read, read()) for item, read in reads if (held := _dict_of(item)) is not None
         ]
-        others = [(read, read()) for item, read in reads if _dict_of(item) is None]
-        dicts = [held for held, _, _ in by_version]
+        dicts = [held for held, _, _ in known]
+        views: list[Iterable[Any]] = []  # of other containers, such as lists
+        for item in (item for item, _ in reads if _dict_of(item) is None):
+            is_mapping = isinstance(item, Mapping)
+            views += (item.keys(), item.values(), _END) if is_mapping else (item, _END)
         empty = [item for item in self.containers if not item]
         objects = [item for item, _ in self.attributes]
         fields = [name for _, name in self.attributes]
 
         def present() -> Iterator[Any]:
-            return chain(map(getattr, objects, fields, repeat(_ABSENT)), map(type, self.objects))
+            attributes = map(getattr, objects, fields, repeat(_ABSENT))
+            return chain(attributes, map(type, self.objects), chain.from_iterable(views))
 
         versions = list(map(dict_version, dicts))
         before = list(present())
@@ -160,12 +166,12 @@ class Reach:
             except ValueError:  # a cell is empty
                 return False
             now = list(map(dict_version, dicts))
-            written = compress(by_version, map(ne, now, versions)) if now != versions else ()
-            for read, known in (*others, *(item[1:] for item in written)):
-                items = read()
-                if len(items) != len(known) or not all(map(is_, items, known)):
-                    return False
-            versions = now
+            if now != versions:
+                for _, read, old in compress(known, map(ne, now, versions)):
+                    items = read()
+                    if len(items) != len(old) or not all(map(is_, items, old)):
+                        return False
+                versions = now
             return [read() for read in self.contents] == values
 
         return check

@@ -25,7 +25,7 @@ import weakref
 import zlib
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from functools import partial
 from operator import is_, ne
@@ -272,44 +272,40 @@ def _shown(item: Any) -> str:
     return "a tensor" if _is_tensor(item) else repr(item)[:80]
 
 
-class TensorProperties:
-    """Properties of tensors that no operator changes, and their autograd history."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]):
-        self.tensors = tensors
-        self.histories = {name: tensor.grad_fn for name, tensor in tensors.items()}
-        self.before = {name: _properties(tensor) for name, tensor in tensors.items()}
-
-    def rewritten(self) -> list[str]:
-        """Return the names of tensors with another history now."""
-        before = self.histories
-        return [name for name, item in self.tensors.items() if item.grad_fn is not before[name]]
-
-    def check(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raise CaptureError if a property has changed; gradients of parameters may."""
-        own = set(map(id, parameters))
-        for name, tensor in self.tensors.items():
-            memory, requires_grad, grad = map(ne, _properties(tensor), self.before[name])
-            if memory:
-                raise CaptureError(
-                    f"{name!r} has other memory after the step; write in place, with copy_"
-                )
-            if id(tensor) in own and requires_grad:
-                raise CaptureError(
-                    f"requires_grad of {name!r} changes in the step; change it between calls"
-                )
-            if id(tensor) not in own and grad:
-                raise CaptureError(
-                    f"a gradient is stored at {name!r}, which is not a parameter of a module or "
-                    "optimizer; torch.autograd.grad returns it instead"
-                )
-
-
-def _properties(tensor: torch.Tensor) -> tuple[int, bool, tuple[int, int] | None]:
-    """Return the memory of a tensor, whether it requires grad, and which gradient it has."""
+def properties_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the memory of a tensor, whether it requires grad, which gradient and history it has."""
     grad = tensor.grad if tensor.is_leaf else None
     seen = None if grad is None else (id(grad), grad._version)
-    return tensor.untyped_storage()._cdata, tensor.requires_grad, seen
+    return tensor.untyped_storage()._cdata, tensor.requires_grad, seen, tensor.grad_fn
+
+
+def check_properties(
+    tensors: Mapping[str, torch.Tensor], before: Mapping[str, tuple[Any, ...]], own: Container[str]
+) -> list[str]:
+    """Return the names of tensors with another autograd history now.
+
+    Raises CaptureError for other properties that have changed, which no operator does; gradients of
+    parameters, which are the state's ``own``, may.
+    """
+    found = []
+    for name, tensor in tensors.items():
+        memory, requires_grad, grad, history = map(ne, properties_of(tensor), before[name])
+        if memory:
+            raise CaptureError(
+                f"{name!r} has other memory after the step; write in place, with copy_"
+            )
+        if name in own and requires_grad:
+            raise CaptureError(
+                f"requires_grad of {name!r} changes in the step; change it between calls"
+            )
+        if name not in own and grad:
+            raise CaptureError(
+                f"a gradient is stored at {name!r}, which is not a parameter of a module or "
+                "optimizer; torch.autograd.grad returns it instead"
+            )
+        if history:
+            found.append(name)
+    return found
 
 
 # ---- objects that return something else in the next call: files, generators, iterators

@@ -42,9 +42,10 @@ from autosched.frontends.side_effects import (
     Call,
     MadeTensors,
     SideEffects,
-    TensorProperties,
+    check_properties,
     clear_caches_of,
     observing_calls,
+    properties_of,
 )
 from autosched.frontends.state import Place, State, hooks_of, without_gradients
 from autosched.frontends.unsupported import (
@@ -310,15 +311,14 @@ class Trace:
             effects.substitute(twins, trained, fixed)
             for name in self.state.parameters:
                 before[name].grad = before.get(f"{name}.grad")
-            properties = TensorProperties(before)
+            properties = {name: properties_of(tensor) for name, tensor in before.items()}
             self.effects = effects
             yield effects.reach
             mode = get_proxy_mode()
             check_nodes(mode.tracer.graph.nodes if mode is not None else ())
-            properties.check([before[name] for name in self.state.parameters])
+            self.rewritten = check_properties(before, properties, self.state.parameters)
             effects.check()
             self.graph.switched = effects.switched()
-            self.rewritten = properties.rewritten()
         finally:
             self.effects = None
             effects.undo()
