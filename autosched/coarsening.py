@@ -26,7 +26,6 @@ from autosched.graph.including import Copying
 from autosched.graph.task import Origin, Seconds, Task
 from autosched.placement import Placement
 
-Granularity = Literal["op", "module"]
 G = TypeVar("G", bound=Graph)
 
 # Returns the function of a merged task, and its seconds if they are known.
@@ -34,7 +33,9 @@ Make = Callable[[Composite], tuple[Callable[..., Any], Seconds | None]]
 
 
 def merge(
-    graph: G, groups: Granularity | Mapping[str, str], bound: Mapping[str, str] | None = None
+    graph: G,
+    groups: Literal["op", "module"] | Mapping[str, str],
+    bound: Mapping[str, str] | None = None,
 ) -> G:
     """Return the graph with each group of tasks as one task, and the same results.
 
@@ -51,7 +52,8 @@ def merge(
     """
     if not isinstance(groups, str):
         return merged(graph, groups, bound=bound)
-    check_granularity(groups)
+    if groups not in ("op", "module"):
+        raise GraphError(f"groups must be 'op', 'module' or a mapping, got {groups!r}")
     return graph if groups == "op" else merged(graph, by_module(graph), bound=bound)
 
 
@@ -291,12 +293,6 @@ def _part_names(task: Task) -> Iterator[str]:
 
 
 # ---- groups
-
-
-def check_granularity(word: object) -> None:
-    """Raise GraphError unless ``word`` is a granularity."""
-    if word not in ("op", "module"):
-        raise GraphError(f"granularity must be 'op' or 'module', got {word!r}")
 
 
 def by_module(graph: Graph) -> dict[str, str]:

@@ -188,7 +188,7 @@ def test_planning_graphs_are_merged_too() -> None:
 
 
 def test_an_unknown_word_or_task_is_named() -> None:
-    with pytest.raises(asc.GraphError, match="'op' or 'module', got 'layer'"):
+    with pytest.raises(asc.GraphError, match="'op', 'module' or a mapping, got 'layer'"):
         asc.merge(layer(), "layer")  # type: ignore[arg-type]
     with pytest.raises(asc.GraphError, match="has no task 'nothing'"):
         asc.merge(layer(), {"nothing": "g"})
