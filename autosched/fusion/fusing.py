@@ -16,7 +16,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -47,7 +47,7 @@ from autosched.machine.machine import Device, Machine
 from autosched.measurement import measure_costs
 from autosched.measurement.hardware import intra_op_threads, torch_device
 from autosched.measurement.stopwatch import synchronize
-from autosched.measurement.tasks import preserved_random_state, run_on_models, work_of
+from autosched.measurement.tasks import preserved_random_state, work_of
 from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.problem import Problem
@@ -79,24 +79,21 @@ def fuse(
     they differ by rounding. In runs 1, 2, 3, 10, 100 and 1,000 for each kind of arguments, and when a
     number gets another sign, the operators run, too, on copies of what they write: a region whose
     results differ from theirs is not fused any more, a RuntimeWarning says so, and the operators'
-    results count. Random operators, operators whose results have sizes that depend on data, and
-    tasks that touch parts of memory are not fused: ``not_fused`` of the graph, and of its
-    schedules, has the reasons by task. Python functions are traced: what they do apart from
-    operators on tensors happens once. As under ``torch.compile``, an error in a kernel, such as an
-    index out of range or an integer division by zero, is a RuntimeError, and ends the process if
-    the kernel has several threads.
+    results count. ``not_fused`` of the graph, and of its schedules, has by task why it is not fused:
+    random operators, for example, and results whose sizes depend on data. Python functions are
+    traced: what they do apart from operators on tensors happens once. As under ``torch.compile``, an
+    error in a kernel, such as an index out of range, is a RuntimeError, and ends the process if the
+    kernel has several threads.
 
     ``machine``, ``costs``, ``policy`` and ``options`` are those of ``schedule``. ``examples`` are
     inputs by name, by default those of the capture. With examples and a real machine, regions are
     compiled now, all tasks are measured, and the fastest of several fused graphs is returned, or
     the graph itself if none is faster; its tasks have the measured seconds. On a CPU of several
-    streams, also fewer of them are tried; a schedule that is fused keeps the best number, and its
-    machine has as many. Otherwise regions are
-    compiled when they are first called. Unless ``progress`` is False, a line on stderr says how far
-    compiling is, if it takes seconds. ``compiler`` is a function that takes the place of Inductor:
-    of a graph module, whose nodes are torch's operators, and of example tensors it returns a
-    function of such tensors that returns all results, and writes what the graph writes, as backends
-    of ``torch.compile`` do.
+    streams, also fewer of them are tried; a schedule that is fused keeps the best number. Otherwise
+    regions are compiled when they are first called. Unless ``progress`` is False, a line on stderr
+    says how far compiling is, if it takes seconds. ``compiler`` takes the place of Inductor: a
+    function of a graph module and example tensors that returns a function of such tensors, as
+    backends of ``torch.compile`` do; that returns all results, and writes what the graph writes.
 
     A schedule instead of a graph is returned with regions fused: tasks stay on their devices, in
     their order.
@@ -112,8 +109,9 @@ def fuse(
     """
     if isinstance(graph, Schedule):
         own = graph.problem.original or graph.problem
-        fusion = _Fusion(own.graph, graph, None, examples, progress, compiler)
-        return cast(F, _best(fusion).schedule)
+        return cast(
+            F, _Fusion(own.graph, graph, None, examples, progress, compiler).best().schedule
+        )
     options |= {"policy": policy, "progress": progress, "compiler": compiler}
     return cast(F, fused(graph, machine, costs, examples=examples, **options).graph)
 
@@ -136,17 +134,7 @@ def fused(
     costs = known.costs if costs is None else costs
     plain = schedule(graph, machine, policy=policy, costs=costs, **options)
     search = policy, options.get("seconds"), options.get("seed", 0)
-    return _best(_Fusion(graph, plain, search, given, progress, compiler, known.unknown))
-
-
-def _best(fusion: _Fusion) -> Fused:
-    """Return the best fused graph with its schedule; without a compiler, warn the caller of ``fuse``."""
-    why = fusion.unavailable()
-    if not why:
-        return fusion.best()
-    what = f"graph {fusion.graph.name!r} is not fused: {why}"
-    warnings.warn(what, RuntimeWarning, stacklevel=4)
-    return fusion.unfused(fusion.machine, why)
+    return _Fusion(graph, plain, search, given, progress, compiler, known.unknown).best()
 
 
 def check_one_process(machine: Machine | None) -> None:
@@ -158,19 +146,16 @@ def check_one_process(machine: Machine | None) -> None:
         )
 
 
-class _Candidate(NamedTuple):
-    """Groups of tasks by name, where they run, and threads of each CPU stream."""
-
-    groups: Mapping[str, str]
-    machine: Machine
-    threads: int
-
-
 class Fused(NamedTuple):
-    """A fused graph and its schedule; on a CPU, for the best number of streams."""
+    """A fused graph and its schedule, with the groups of tasks that were asked for, by name.
+
+    Its regions use so many ``threads``.
+    """
 
     graph: Any
     schedule: Schedule
+    groups: Mapping[str, str] = {}
+    threads: int = 1
 
 
 class _Fusion:
@@ -211,13 +196,6 @@ class _Fusion:
         floats = [v.index for v in graph.sources if type(self.examples.get(v.name)) is float]
         self.reasons = unfusable(graph, (unknown or {}) if examples else None, floats, self.place)
 
-    def unavailable(self) -> str:
-        """Return why no regions can be compiled for these devices, or nothing."""
-        devices = map(self.machine.device, self.machine.here)
-        kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
-        missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
-        return next(filter(None, missing), "")
-
     def unfused(self, machine: Machine, why: str | None = None) -> Fused:
         """Return a copy of the graph without regions, for one reason or several."""
         copy = merged(self.graph, {})
@@ -227,23 +205,30 @@ class _Fusion:
 
     def best(self) -> Fused:
         """Return the best fused graph, or one without regions."""
+        devices = map(self.machine.device, self.machine.here)
+        kinds = ["cpu"] if self.machine.imagined else [device.kind for device in devices]
+        missing = map(unavailable, dict.fromkeys(kinds)) if self.compiler is None else ()
+        if why := next(filter(None, missing), None):
+            what = f"graph {self.graph.name!r} is not fused: {why}"
+            warnings.warn(what, RuntimeWarning, stacklevel=4)
+            return self.unfused(self.machine, why)
         # 2. Candidates
         plain = [Fused(self.graph, self.plain)]
         if self.is_measured:
             plain = list(map(self.unfused, _with_streams(self.machine)))
-        planned = list(self._planned(plain))
-        seconds = [_with_waits(made.schedule) for _, made in planned]
+        planned = list(self._planned([made.schedule for made in plain]))
+        seconds = [_with_waits(made.schedule) for made in planned]
         if not planned or not self.is_measured:
             least = min(seconds, default=math.inf)
             if _with_waits(self.plain) < least:
                 return self.unfused(self.machine)
-            return planned[seconds.index(least)][1]
+            return planned[seconds.index(least)]
         # 3. Compile, compare and measure
         most = (1 - _LEAST_GAIN) * seconds[0]
         pairs = zip(planned[1:], seconds[1:], strict=True)
-        chosen = [planned[0], *(each for each, taken in pairs if taken < most)]
+        chosen = [planned[0], *(made for made, taken in pairs if taken < most)]
         with self._shown(chosen) as done:
-            found = [self._measured(*each, done) for each in chosen]
+            found = [self._measured(made, done) for made in chosen]
         measured = [*filter(None, found), *plain]
         # 4. Run in turns
         taken = run_times([made.schedule for made in measured], self.examples)
@@ -266,23 +251,22 @@ class _Fusion:
         running = self.plain.backend, self.plain.check, self.plain.nvtx
         return planned(keeping(own, keepable(own)), *self.search, None, running)
 
-    def _planned(self, plain: Sequence[Fused]) -> Iterator[tuple[_Candidate, Fused]]:
+    def _planned(self, plain: Sequence[Schedule]) -> Iterator[Fused]:
         """Yield one region per device; and regions of streams, if there are several."""
         groups = by_device(self.graph, self.plain.placement, self._can_fuse)
-        candidate = _Candidate(groups, plain[0].schedule.machine, _threads(1))
-        if (made := self._fused(candidate)) is not None:
-            yield candidate, made
-        for _, own in plain:
+        made = self._fused(groups, plain[0].machine, torch.get_num_threads())
+        if made is not None:
+            yield made
+        for own in plain:
             if len(own.program.streams) < 2:
                 continue
+            threads = _threads(own.program)
             groups = by_stream(self.graph, own.program, self._members, self._seconds)
-            candidate = _Candidate(groups, own.machine, _threads(_cpu_streams(own.program)))
-            if (made := self._fused(candidate)) is not None:
+            made = self._fused(groups, own.machine, threads)
+            if made is not None:
                 # Groups were split where they need each other.
                 groups = by_stream(made.graph, made.schedule.program, self._members, self._seconds)
-                fewer = candidate._replace(groups=groups)
-                again = self._fused(fewer)
-                yield (candidate, made) if again is None else (fewer, again)
+                yield self._fused(groups, own.machine, threads) or made
 
     def _can_fuse(self, task: Task) -> bool:
         return task.name not in self.reasons
@@ -295,9 +279,10 @@ class _Fusion:
     def _seconds(self, task: Task, device: str) -> float:
         return self.costs.task_seconds(task, self.machine.device(device))
 
-    def _fused(self, candidate: _Candidate) -> Fused | None:
-        """Return a graph with these regions, and its plan; None if it has none of them."""
-        if not candidate.groups:
+    def _fused(self, groups: Mapping[str, str], machine: Machine, threads: int) -> Fused | None:
+        """Return a graph with regions of what can be fused of these, and its plan; None without any."""
+        groups = {name: group for name, group in groups.items() if name not in self.reasons}
+        if not groups:
             return None
 
         def make(composite: Composite) -> tuple[Callable[..., Any], Seconds | None]:
@@ -307,24 +292,17 @@ class _Fusion:
                 device.name: region_seconds(composite, self.graph.values, self.costs, device)
                 for device in self.machine.devices
             }
-            return Region(composite, candidate.threads, self.compiler), seconds
+            return Region(composite, threads, self.compiler), seconds
 
-        bound = self._bound(candidate.groups)
-        made = merged(self.graph, candidate.groups, make, bound)
+        made = merged(self.graph, groups, make, self._bound(groups))
         made.not_fused = self.reasons
         try:
-            fused = Fused(made, self._scheduled(made, candidate.machine))
+            fused = Fused(made, self._scheduled(made, machine), groups, threads)
         except ScheduleError:  # regions may be too large for memory, or for a policy's order
             return None
-        if tight := self._without_room(fused):
-            self.reasons.update(tight)
-            return self._fused(self._rest(candidate))
-        return fused
-
-    def _rest(self, candidate: _Candidate) -> _Candidate:
-        """Return a candidate without the tasks that cannot be fused, as is known by now."""
-        groups = {name: g for name, g in candidate.groups.items() if name not in self.reasons}
-        return candidate._replace(groups=groups)
+        tight = self._without_room(fused)
+        self.reasons.update(tight)
+        return self._fused(groups, machine, threads) if tight else fused
 
     def _without_room(self, made: Fused) -> dict[str, str]:
         """Return the tasks of regions that memory has no room to compare, with the reason."""
@@ -355,69 +333,51 @@ class _Fusion:
         """Whether tasks can be run now without consequences: on examples, and on a real machine."""
         if self.machine.imagined or not self.examples or not isinstance(self.plain.backend, str):
             return False
-        return not any(_changes(self.graph, value) for value in self.graph.sources) and not any(
-            isinstance(item, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer))
-            for task in self.graph.tasks
-            for item in task.shared
+        held = [value.tensor for value in self.graph.sources]
+        changed = [value.tensor for value in _written(self.graph) if value.tensor is not None]
+        stateful = torch.Tensor, torch.nn.Module, torch.optim.Optimizer
+        return not (
+            changed
+            or any(isinstance(item, torch.Generator) for item in held)
+            or any(isinstance(item, stateful) for task in self.graph.tasks for item in task.shared)
         )
 
-    def _measured(
-        self, candidate: _Candidate, made: Fused | None, done: Callable[[], None]
-    ) -> Fused | None:
+    def _measured(self, made: Fused | None, done: Callable[[], None]) -> Fused | None:
         """Return a fused graph with measured seconds for all tasks.
 
         Tasks whose regions cannot be compiled, or compute something else, are not fused.
         """
         while made is not None:
+            _, own, groups, threads = made
             regions = _regions(made.graph)
-            with intra_op_threads(candidate.threads):
-                self._compile(made, done)
-                if all(region.failure is None for region in regions):
-                    with preserved_random_state(self.machine):
-                        made.schedule(**copied(made.schedule, self.examples))
+            for region in regions:
+                region.when_tried = done
+            with intra_op_threads(threads), preserved_random_state(self.machine):
+                own(**copied(own, self.examples))
             failed = [region for region in regions if region.failure is not None]
             if not failed:
                 break
-            made.schedule.close()
-            self._blame(failed)
-            candidate = self._rest(candidate)
-            made = self._fused(candidate)
+            own.close()
+            for region in failed:  # what uses numbers is to blame, or else all
+                tasks = reads_numbers(region.composite.tasks) or region.composite.tasks
+                self.reasons.update((task.name, region.failure or "") for task in tasks)
+            made = self._fused(groups, own.machine, threads)
         if made is None:
             return None
         for region in regions:
             region.compares = False
-        with intra_op_threads(candidate.threads), warnings.catch_warnings():
+        with intra_op_threads(threads), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of disturbed timings, for estimates
             one = self.machine.with_one_stream  # with the threads of a stream, as they are
             found = measure_costs(made.graph, one, self.examples, repeat=3)
-        made.schedule.close()
+        own.close()
         graph = with_seconds(made.graph, found.seconds)
-        return Fused(graph, self._scheduled(graph, candidate.machine))
-
-    def _compile(self, made: Fused, done: Callable[[], None]) -> None:
-        """Compile the regions of a graph, for arguments as they will be."""
-
-        def call(task: Task, args: Any, kwargs: Any, device: torch.device) -> Any:
-            assert task.fn is not None
-            if not isinstance(task.fn, Region):
-                return task.fn(*args, **kwargs)
-            returned = task.fn.prepare(*args)
-            done()
-            return returned
-
-        known = self.costs.restricted(made.graph)
-        run_on_models(made.graph, self.machine, known, self.examples, call)
-
-    def _blame(self, regions: Iterable[Region]) -> None:
-        """Note tasks of regions that failed as not fusable: those that use numbers, or else all."""
-        for region in regions:
-            tasks = reads_numbers(region.composite.tasks) or region.composite.tasks
-            self.reasons.update((task.name, region.failure or "") for task in tasks)
+        return Fused(graph, self._scheduled(graph, own.machine))
 
     @contextlib.contextmanager
-    def _shown(self, chosen: Sequence[tuple[_Candidate, Fused]]) -> Iterator[Callable[[], None]]:
+    def _shown(self, chosen: Sequence[Fused]) -> Iterator[Callable[[], None]]:
         """Yield a function that says on stderr that one more region is compiled."""
-        sizes = [len(r.composite.tasks) for _, made in chosen for r in _regions(made.graph)]
+        sizes = [len(r.composite.tasks) for made in chosen for r in _regions(made.graph)]
         if self.progress not in (None, True):
             yield lambda: None
             return
@@ -446,21 +406,18 @@ def _following(placement: Placement) -> Policy:
     return following
 
 
-def _changes(graph: Graph, source: Value) -> bool:
-    """Whether a run changes an object that the graph holds."""
-    written = any(graph.last_version(member) for member in graph.members(source.index))
-    return isinstance(source.tensor, torch.Generator) or (source.tensor is not None and written)
+def _written(graph: Graph) -> list[Value]:
+    """Return the sources of a graph that tasks write."""
+    return [
+        value for value in graph.sources if any(map(graph.last_version, graph.members(value.index)))
+    ]
 
 
-def _cpu_streams(program: Program) -> int:
-    """Return the number of CPU streams that compute."""
-    streams = [stream for stream in program.streams if stream.name.startswith("compute")]
-    return sum(stream.device.startswith("cpu") for stream in streams)
-
-
-def _threads(streams: int) -> int:
-    """Return the share of torch's threads that each of several CPU streams has."""
-    return max(1, torch.get_num_threads() // max(1, streams))
+def _threads(program: Program) -> int:
+    """Return the share of torch's threads that each CPU stream has that computes."""
+    streams = [s for s in program.streams if s.name.startswith("compute")]
+    count = sum(stream.device.startswith("cpu") for stream in streams)
+    return max(1, torch.get_num_threads() // max(1, count))
 
 
 def _with_streams(machine: Machine) -> Iterator[Machine]:
@@ -567,12 +524,7 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
 
 def copied(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a run, with copies of what tasks write."""
-    graph = made.graph
-    written = {
-        value.name
-        for value in graph.sources
-        if any(graph.last_version(member) for member in graph.members(value.index))
-    }
+    written = {value.name for value in _written(made.graph)}
     return {
         name: transform(_copy, item) if name in written else item for name, item in inputs.items()
     }

@@ -177,7 +177,7 @@ class Frozen:
         self, graph: torch.fx.GraphModule, examples: list[Tensor]
     ) -> Callable[..., Sequence[Tensor]]:
         """Return a function of such tensors; weights among them are constants."""
-        return _Call(self, graph, examples)
+        return _Call(self, graph)
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory of a weight whose changes are counted."""
@@ -193,7 +193,7 @@ class Frozen:
 
 
 class _Compiled(NamedTuple):
-    """A function for weights of these addresses, and their versions."""
+    """A function for weights of these versions."""
 
     versions: tuple[int, ...]
     run: Callable[..., Sequence[Tensor]]
@@ -202,55 +202,49 @@ class _Compiled(NamedTuple):
 class _Call:
     """A compiled graph; its functions are made when they are needed."""
 
-    def __init__(self, frozen: Frozen, graph: torch.fx.GraphModule, examples: list[Tensor]):
+    def __init__(self, frozen: Frozen, graph: torch.fx.GraphModule):
         self.frozen = frozen
         self.graph = graph
-        self.examples = examples
-        self.compiled: dict[tuple[int, ...], _Compiled] = {}
-        self.plain: Callable[..., Sequence[Tensor]] | None = None
+        self.compiled: dict[tuple[int, ...], _Compiled] = {}  # by the addresses of weights
+        self.plain: Callable[..., Sequence[Tensor]] | None = None  # takes weights as arguments
         copies = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         written = {node.args[0] for node in copies}
         inputs = graph.graph.find_nodes(op="placeholder")
         self.readable = [i for i, node in enumerate(inputs) if node not in written]
-        self.places: list[int] | None = None  # of weights; None until the first call with some
+        self.places: list[int] = []  # of weights; none until the first call with some
 
     def __call__(self, *args: Tensor) -> Sequence[Tensor]:
         """Run with weights as constants, if they are as they were compiled."""
-        if not self.places:
-            self.places = [i for i in self.readable if self.frozen.owns(args[i])]
+        self.places = self.places or [i for i in self.readable if self.frozen.owns(args[i])]
         weights = [args[i] for i in self.places]
-        known = self.compiled.get(key := tuple(weight.data_ptr() for weight in weights))
-        if known is None:
-            known = self._compile(key, args)
+        key = tuple(weight.data_ptr() for weight in weights)
+        known = self.compiled.get(key) or self._compile(key, args)
         if any(w._version != v for w, v in zip(weights, known.versions, strict=False)):
-            known = self._changed(key, args)
+            what = "weights have changed since they were compiled as constants"
+            what = f"{what}; regions that read them take them as arguments from now on"
+            warnings.warn(what, RuntimeWarning, stacklevel=1)
+            known = self.compiled[key] = self._without_constants(args)
         if known.run is self.plain:
             return known.run(*args)
         places = {*self.places}
         return known.run(*(arg for i, arg in enumerate(args) if i not in places))
 
     def _compile(self, key: tuple[int, ...], args: Sequence[Tensor]) -> _Compiled:
-        assert self.places is not None
+        weights = [args[i] for i in self.places]
         with LOCK:
             if key not in self.compiled:
-                is_frozen = key and len(self.compiled) < _MOST_SETS
-                is_frozen = is_frozen and all(map(self.frozen.owns, (args[i] for i in self.places)))
-                if not is_frozen:
-                    return _Compiled((), self._without_constants())
+                if (
+                    not key
+                    or len(self.compiled) >= _MOST_SETS
+                    or not all(map(self.frozen.owns, weights))
+                ):
+                    return self._without_constants(args)
                 run = compile_graph(self.graph, args, torch.get_num_threads(), self.places)
-                versions = tuple(args[i]._version for i in self.places)
-                self.compiled[key] = _Compiled(versions, run)
+                self.compiled[key] = _Compiled(tuple(w._version for w in weights), run)
         return self.compiled[key]
 
-    def _changed(self, key: tuple[int, ...], args: Sequence[Tensor]) -> _Compiled:
-        what = "weights have changed since they were compiled as constants"
-        warnings.warn(f"{what}; regions that read them take them as arguments from now on",
-                      RuntimeWarning, stacklevel=2)  # fmt: skip
-        self.compiled[key] = _Compiled((), self._without_constants())
-        return self.compiled[key]
-
-    def _without_constants(self) -> Callable[..., Sequence[Tensor]]:
+    def _without_constants(self, args: Sequence[Tensor]) -> _Compiled:
         with LOCK:
             if self.plain is None:
-                self.plain = compile_graph(self.graph, self.examples, torch.get_num_threads())
-        return self.plain
+                self.plain = compile_graph(self.graph, args, torch.get_num_threads())
+        return _Compiled((), self.plain)

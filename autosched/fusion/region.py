@@ -22,6 +22,7 @@ compiled function.
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
@@ -62,17 +63,21 @@ class _Kernels:
     they do.
     """
 
-    def __init__(self, call: Callable[..., Sequence[torch.Tensor]], traced: Traced):
+    def __init__(
+        self,
+        call: Callable[..., Sequence[torch.Tensor]],
+        traced: Traced,
+        compiler: Compiler | None,
+    ):
         self._call = call
         self.traced = traced._replace(results=[])
         self._expected = [
             (each.stride(), each.untyped_storage().nbytes()) for each in traced.results
         ]
         self._copied: list[int] | None = None
-        self.written = traced.written
         self.precision = _precision(traced.graph)
         self.mismatch: str | None = None
-        self.compiler: Compiler | None = None
+        self.compiler = compiler  # its id is not another one's while this exists
 
     def __call__(self, *args: torch.Tensor) -> list[Any]:
         args = _with_old(args, self.traced.old)
@@ -93,8 +98,7 @@ class _Kernels:
         found = []
         if len(made) != len(self._expected):
             raise ValueError(f"{len(made)} results in place of {len(self._expected)}")
-        for i, (strides, nbytes) in enumerate(self._expected):
-            item = made[i]
+        for i, (item, (strides, nbytes)) in enumerate(zip(made, self._expected, strict=True)):
             larger = item.untyped_storage().nbytes() > nbytes
             if larger or item.stride() != strides or _storage(item) in taken:
                 found.append(i)
@@ -202,7 +206,8 @@ class Region:
     """A call of the tasks of ``composite``, fused for ``threads`` threads of a CPU stream.
 
     ``failure`` is the reason why it is not fused, once that is known. With ``compares`` False, runs
-    are neither counted nor compared: they are for timing, on copies of inputs.
+    are neither counted nor compared: they are for timing, on copies of inputs. ``when_tried`` is
+    called once, when it has been compiled, or that has failed.
     """
 
     def __init__(self, composite: Composite, threads: int, compiler: Compiler | None = None):
@@ -210,6 +215,7 @@ class Region:
         self.threads = threads
         self.compiler = compiler  # default: Inductor
         self.compares = True
+        self.when_tried: Callable[[], object] | None = None
         self.failure: str | None = None
         self.mismatch: str | None = None  # how kernels differed from the operators
         self.is_given_up = False
@@ -219,13 +225,6 @@ class Region:
         self._written = [i for i, value in enumerate(composite.takes) if value in uses]
         self._variants: list[_Variant] = []  # most recently made first
 
-    def give_up(self, why: str, differs: bool = False) -> None:
-        """Call the tasks one by one from now on."""
-        self.failure = why
-        self.mismatch = why if differs else None
-        self.is_given_up = True
-        self._variants = []
-
     def __call__(self, *args: Any) -> Any:
         """Run the region on the values that it takes, and the placeholders for its device."""
         variant = None if _operators_only.get() else self._variant(args)
@@ -233,7 +232,7 @@ class Region:
             return self.composite(*args)
         kernels = variant.kernels
         if kernels.mismatch is not None:
-            self.give_up(kernels.mismatch, differs=True)
+            self._give_up(kernels.mismatch, kernels.mismatch)
             return self.composite(*args)
         given = args[: self._count]
         if self._written and _share(given):
@@ -250,17 +249,19 @@ class Region:
         for variant in self._variants:
             variant.forget_runs()
 
-    def prepare(self, *args: Any) -> Any:
-        """Compile for such arguments, and run the tasks one by one."""
-        self._variant(args)
-        return self.composite(*args)
+    def _give_up(self, why: str, mismatch: str | None = None) -> None:
+        """Call the tasks one by one from now on."""
+        self.failure = why
+        self.mismatch = mismatch
+        self.is_given_up = True
+        self._variants = []
 
     def __repr__(self) -> str:
         return f"<Region of {len(self.composite.tasks)} tasks>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles; compiled functions stay in this process."""
-        return self.__dict__ | {"_variants": []}
+        return self.__dict__ | {"_variants": [], "when_tried": None}
 
     @property
     def kernels(self) -> object:
@@ -323,8 +324,7 @@ class Region:
             kernels = _shared.get(identity)
             if kernels is None:
                 compiled = self._compiled(traced.graph, _with_old(given, traced.old))
-                kernels = _shared[identity] = _Kernels(compiled, traced)
-                kernels.compiler = self.compiler  # its id is not another one's while this exists
+                kernels = _shared[identity] = _Kernels(compiled, traced, self.compiler)
         except Exception as error:  # compilers raise many kinds of errors
             kernels = None
             name = "Inductor"
@@ -333,6 +333,9 @@ class Region:
             own = isinstance(error, NotTraceableError)
             self.failure = str(error) if own else f"{name}: {described(error)}"
             LOG.info("%r is not fused: %s", self, self.failure)
+        if self.when_tried is not None:
+            self.when_tried()
+            self.when_tried = None
         return kernels
 
     def _compiled(self, graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
@@ -356,13 +359,13 @@ class Region:
     def _compared(self, kernels: _Kernels, args: Sequence[Any]) -> Any:
         """Run the kernels and the tasks on copies; return, and write, what counts."""
         given, others = args[: self._count], args[self._count :]
-        written = kernels.written
+        written = kernels.traced.written
         copies = _copies(given, written)
         try:
             made = kernels(*map(as_tensor, copies))
         except Exception as error:
             own = self.composite(*args)  # which may raise an error, too
-            self.give_up(f"its kernels fail: {described(error)}")
+            self._give_up(f"its kernels fail: {described(error)}")
             return own
 
         def tasks(values: Sequence[Any]) -> Results:
@@ -386,7 +389,7 @@ class Region:
         if mismatch is not None:
             kernels.mismatch = self._described(mismatch, written)
             _faulty.append(kernels)
-            self.give_up(kernels.mismatch, differs=True)
+            self._give_up(kernels.mismatch, kernels.mismatch)
             warnings.warn(f"{self.failure}. {_ADVICE}", RuntimeWarning, stacklevel=3)
             LOG.info("the region whose kernels differ:\n%s", kernels.traced.graph.code)
             return self.composite(*args)
@@ -501,14 +504,6 @@ _TIES = 16  # units in the last place, within which the result of a comparison i
 _UNITS = 8
 _LEAST_UNIT = 1e-11  # by which arguments are changed: nothing is wider than double precision
 
-_WIDER = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex32: torch.complex128,
-    torch.complex64: torch.complex128,
-}
-
 
 class Mismatch(NamedTuple):
     """A result that differs: its position, the largest difference, and how large it should be."""
@@ -533,6 +528,9 @@ class _Errors(NamedTuple):
     exact: int
 
 
+_OTHER_KIND = _Errors(math.inf, math.inf, 0)
+
+
 def find_mismatch(
     found: Sequence[Any],
     expected: Results,
@@ -555,8 +553,10 @@ def find_mismatch(
     doubtful = [i for i in count if not _agree(i, found[i], expected, [], precision)]
     known = list(references()) if doubtful else []
     for i in doubtful:
-        if not _agree(i, found[i], expected, known, precision):
-            return Mismatch(i, _distance(found[i], expected.made[i]), _size(expected.made[i]))
+        one, other = found[i], expected.made[i]
+        if not _agree(i, one, expected, known, precision):
+            errors = _errors(one, other) if _kind(one) == _kind(other) else _OTHER_KIND
+            return Mismatch(i, errors.largest or errors.exact, _errors(other, 0.0).largest)
     return None
 
 
@@ -589,22 +589,8 @@ def _agree(
     return errors.mean <= mean and errors.largest <= largest
 
 
-def _distance(found: Any, made: Any) -> float:
-    """Return the largest difference, or the number of elements that differ exactly."""
-    if _kind(found) != _kind(made):
-        return float("inf")
-    errors = _errors(found, made)
-    return errors.largest or float(errors.exact)
-
-
 def _kind(item: Any) -> Any:
     return (item.dtype, item.shape) if isinstance(item, Tensor) else type(item)
-
-
-def _size(item: Any) -> float:
-    numbers = _numbers(item).double().abs()
-    finite = numbers[numbers.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _close(expected: Any) -> tuple[float, float]:
@@ -652,7 +638,7 @@ def references(
     """
     made = []
     with contextlib.suppress(Exception):  # an operator has no kernel for double precision
-        widened = list(map(_widened, args))
+        widened = [_wider(arg.detach().clone()) if isinstance(arg, Tensor) else arg for arg in args]
         with _Double():  # type: ignore[no-untyped-call]
             made.append(run(widened))
     single = torch.finfo(torch.float32).eps
@@ -663,10 +649,13 @@ def references(
     return made
 
 
-def _widened(arg: Any) -> Any:
-    if isinstance(arg, Tensor):
-        return arg.detach().to(_WIDER.get(arg.dtype, arg.dtype), copy=True)
-    return arg
+def _wider(leaf: Any) -> Any:
+    """Return a tensor, or a dtype, in double precision."""
+    if isinstance(leaf, Tensor):
+        return leaf.to(_wider(leaf.dtype))
+    if isinstance(leaf, torch.dtype) and (leaf.is_floating_point or leaf.is_complex):
+        return torch.promote_types(leaf, torch.float64)
+    return leaf
 
 
 def _disturbed(arg: Any, unit: float, generator: torch.Generator) -> Any:
@@ -675,7 +664,7 @@ def _disturbed(arg: Any, unit: float, generator: torch.Generator) -> Any:
         return arg
     if not (arg.is_floating_point() or arg.is_complex()):
         return arg.detach().clone()
-    wide = _widened(arg)
+    wide = _wider(arg.detach())
     signs = torch.randint(0, 2, arg.shape, generator=generator) * 2 - 1
     signs = signs.to(arg.device, wide.dtype)
     changed = torch.where(wide == wide.real.round(), wide, wide * (1 + unit * signs))
@@ -693,21 +682,15 @@ class _Double(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         args, kwargs = transform(_wider_dtype, (tuple(args), dict(kwargs or {})))
-        made = func(*args, **(kwargs or {}))
+        made = func(*args, **kwargs)
         if any(item.alias_info is not None for item in func._schema.returns):
             return made
         makes = any(item.name == "dtype" for item in func._schema.arguments)
         given = any(isinstance(leaf, Tensor) for leaf in flatten((args, kwargs)))
-        if makes and not given and made.dtype in _WIDER:  # a factory, told no dtype
-            return func(*args, **{**(kwargs or {}), "dtype": _WIDER[made.dtype]})
-        return transform(_wider_tensor, made)
+        if makes and not given:  # a factory, told no dtype
+            return func(*args, **{**kwargs, "dtype": _wider(made.dtype)})
+        return transform(_wider, made)
 
 
 def _wider_dtype(leaf: Any) -> Any:
-    return _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
-
-
-def _wider_tensor(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) and leaf.dtype in _WIDER:
-        return leaf.to(_WIDER[leaf.dtype])
-    return leaf
+    return _wider(leaf) if isinstance(leaf, torch.dtype) else leaf

@@ -3,8 +3,8 @@
 Six kinds of operators are replaced by others with the same results:
 
 * Arithmetic with factors. Inductor ignores ``alpha`` where it joins ``add(x, mm, alpha=a)`` into
-  ``addmm``, so ``add``, ``sub``, ``rsub``, ``addcmul``, ``addcdiv``, ``baddbmm`` and ``lerp``
-  become multiplications and additions.
+  ``addmm``, so ``add``, ``sub``, ``addcmul``, ``addcdiv`` and ``lerp`` become multiplications and
+  additions.
 * Operators on lists (``_foreach_*``) become one operator for each tensor.
 * Numbers that are read from tensors become tensors without dimensions, in double precision, as
   Python computes. Inductor would round them to single precision, or refuse them.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,40 +41,29 @@ aten = torch.ops.aten
 READ_NUMBER = aten._local_scalar_dense.default
 
 _FOREACH = "_foreach_"
-_SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 class Rewriter(torch.fx.Interpreter):
     """Calls the operators of a graph, some of them replaced.
 
-    Arguments that are read as numbers are tensors. Raises ValueError for an operator that takes a
-    number from a tensor and cannot be rewritten.
+    Raises ValueError for an operator that takes a number from a tensor and cannot be rewritten.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Call an operator, or what replaces it."""
-        self._node = n
+        self._expected = n.meta.get("val")
         return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the results of a call."""
-        expected = self._node.meta.get("val")
         if target is READ_NUMBER:
-            return args[0].to(_number_dtype(expected))
-        has_numbers = any(_is_number(source) for source in self._node.all_input_nodes)
+            return _Number(args[0].to(_number_dtype(self._expected)))
         if not isinstance(target, OpOverload):
-            if has_numbers and target is not operator.getitem:
-                return _computed(target, args, kwargs, expected)
-            return target(*args, **kwargs)
-        if has_numbers:
-            mark = transform(_marked, (self._node.args, dict(self._node.kwargs)))
-            args, kwargs = _with_marks(mark, (args, kwargs))
-        if target.overloadpacket in _VIEWS:
-            return _VIEWS[target.overloadpacket](*args, **kwargs)
+            return _computed(target, args, kwargs, self._expected)
         if target._schema.name.startswith(f"aten::{_FOREACH}"):
-            return _each(target, args, kwargs, expected)
-        return _one(target, args, kwargs, expected)
+            return _each(target, args, kwargs, self._expected)
+        return _one(target, args, kwargs, self._expected)
 
 
 class ChannelsLast(torch.fx.Interpreter):
@@ -131,10 +121,6 @@ class _Number:
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
-    def like(self, dtype: torch.dtype) -> Tensor:
-        """Return it with the precision in which operators of this dtype compute."""
-        return self.tensor.to(torch.float32 if dtype in _HALVES else dtype)
-
 
 def takes_number(name: str) -> bool:
     """Whether a function of torch of this name can take a number that is read from a tensor.
@@ -147,53 +133,29 @@ def takes_number(name: str) -> bool:
     return packet in _FACTORS or packet in _FILLS or packet in _WITH_TENSORS
 
 
-def _is_number(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), _SYMBOLS)
-
-
-def _marked(leaf: Any) -> bool:
-    return isinstance(leaf, torch.fx.Node) and _is_number(leaf)
-
-
-def _with_marks(marks: Any, values: Any) -> Any:
-    """Return nested arguments with numbers where the marks of the same structure say so."""
-    if isinstance(values, Mapping):
-        return {key: _with_marks(marks[key], item) for key, item in values.items()}
-    if isinstance(values, (tuple, list)):
-        return type(values)(map(_with_marks, marks, values))
-    return _Number(values) if marks is True else values
-
-
 def _number_dtype(number: Any) -> torch.dtype:
     if isinstance(number, (float, torch.SymFloat)):
         return torch.float64
     return torch.bool if isinstance(number, (bool, torch.SymBool)) else torch.int64
 
 
+def _has_numbers(*arguments: Any) -> bool:
+    return any(isinstance(leaf, _Number) for leaf in flatten(arguments))
+
+
 def _computed(
     target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], number: Any
-) -> Tensor:
-    """Compute a number from others, as Python does."""
+) -> Any:
+    """Call a function of Python; compute a number from others as Python does."""
+    if not _has_numbers(args, kwargs):
+        return target(*args, **kwargs)
     dtype = _number_dtype(number)
     function = _PYTHON.get(target)
     if function is None or kwargs or dtype is torch.bool:
         name = getattr(target, "__name__", str(target))
         raise ValueError(f"{name!r} of Python takes a number that is read from a tensor")
-    given = [arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args]
-    made: Tensor = function(*given)
-    return made.to(dtype)
-
-
-def _larger(x: Any, y: Any) -> Tensor:
-    return torch.maximum(_tensor_like(x, y), _tensor_like(y, x))
-
-
-def _smaller(x: Any, y: Any) -> Tensor:
-    return torch.minimum(_tensor_like(x, y), _tensor_like(y, x))
-
-
-def _tensor_like(item: Any, other: Any) -> Tensor:
-    return item if isinstance(item, Tensor) else torch.full_like(other, item)
+    made = function(*(arg.tensor.to(dtype) if isinstance(arg, _Number) else arg for arg in args))
+    return _Number(made.to(dtype))
 
 
 # The functions that numbers are traced with, and what computes them if one is a tensor.
@@ -211,8 +173,6 @@ _PYTHON: dict[Any, Callable[..., Tensor]] = {
         if hasattr(torch, f"_sym_{name}")
     },
     torch.sym_float: torch.clone,
-    torch.sym_max: _larger,
-    torch.sym_min: _smaller,
 }
 
 
@@ -265,14 +225,17 @@ def _one(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], expected: 
     name = packet._qualified_op_name.partition("::")[2]
     writes = name.endswith("_") and not name.endswith("__")
     packet = getattr(aten, name[:-1], packet) if writes else packet
-    has_numbers = any(isinstance(leaf, _Number) for leaf in flatten((args, kwargs)))
+    if packet in _VIEWS:
+        return _VIEWS[packet](*args, **kwargs)
     if packet in _BATCH_NORMS and _writes_statistics(*args, **kwargs):
         return _normalized_batch(packet, *args, **kwargs)
     if packet in _NORMS:
         return _normalized(target, *args, **kwargs)
     if packet in _FACTORS and "out" not in kwargs:
-        made = _FACTORS[packet](expected.dtype, *args, **kwargs)
-    elif not has_numbers:
+        exact = partial(_exact, dtype=expected.dtype)
+        given, named = transform(exact, (tuple(args), dict(kwargs)))
+        made = _FACTORS[packet](*given, **named)
+    elif not _has_numbers(args, kwargs):
         return target(*args, **kwargs)
     elif packet in _FILLS:
         made = _filled(expected, next(arg for arg in args if isinstance(arg, _Number)))
@@ -342,7 +305,7 @@ def _on_tensors(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     def on_tensor(leaf: Any) -> Any:
         if isinstance(leaf, _Number):
             sample = 0.5 if leaf.tensor.is_floating_point() else 1
-            return leaf.like(torch.result_type(own, sample))
+            return _exact(leaf, torch.result_type(own, sample))
         if packet in _ALL_TENSORS and isinstance(leaf, (int, float)):
             return torch.full((), leaf, dtype=torch.result_type(own, leaf), device=own.device)
         return leaf
@@ -355,53 +318,43 @@ _FILLS = frozenset((aten.full, aten.scalar_tensor, aten.fill, aten.full_like, at
 # Operators that take a tensor in place of a number, and those of which then all must be tensors.
 _ALL_TENSORS = frozenset((aten.clamp, aten.where))
 _WITH_TENSORS = _ALL_TENSORS | operators(
-    "mul div true_divide divide multiply pow float_power clamp_min clamp_max masked_fill "
+    "rsub mul div true_divide divide multiply pow float_power clamp_min clamp_max masked_fill "
     "eq ne lt le gt ge fmod remainder floor_divide xlogy maximum minimum"
 )
 
 
-def _exact(x: Any, dtype: torch.dtype) -> Any:
+# ---- arithmetic with factors, on arguments that are exact
+
+
+def _exact(leaf: Any, dtype: torch.dtype) -> Any:
     """Return an argument as operators with results of this dtype compute with it."""
-    if isinstance(x, _Number):
-        return x.like(dtype)
-    return x.to(torch.float32 if dtype in _HALVES else dtype) if isinstance(x, Tensor) else x
+    if isinstance(leaf, _Number):
+        leaf = leaf.tensor
+    wide = torch.float32 if dtype in _HALVES else dtype
+    return leaf.to(wide) if isinstance(leaf, Tensor) else leaf
 
 
-def _scaled(dtype: torch.dtype, x: Any, factor: Any) -> Any:
-    x, factor = _exact(x, dtype), _exact(factor, dtype)
+def _scaled(x: Any, factor: Any) -> Any:
     return x if not isinstance(factor, Tensor) and factor == 1 else x * factor
 
 
-def _add(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _exact(x, dtype) + _scaled(dtype, y, alpha)
+def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x + _scaled(y, alpha)
 
 
-def _sub(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _exact(x, dtype) - _scaled(dtype, y, alpha)
+def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    return x - _scaled(y, alpha)
 
 
-def _rsub(dtype: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sub(dtype, y, x, alpha)
+def _addcmul(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
+    return x + _scaled(y, value) * z
 
 
-def _addcmul(dtype: torch.dtype, x: Any, y: Any, z: Any, value: Any = 1) -> Any:
-    return _exact(x, dtype) + _scaled(dtype, y, value) * _exact(z, dtype)
+def _addcdiv(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
+    return x + _scaled(y, value) / z
 
 
-def _addcdiv(dtype: torch.dtype, x: Any, y: Any, z: Any, value: Any = 1) -> Any:
-    return _exact(x, dtype) + _scaled(dtype, y, value) / _exact(z, dtype)
-
-
-def _baddbmm(dtype: torch.dtype, x: Any, y: Any, z: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    product = _scaled(dtype, torch.bmm(y, z), alpha)
-    return (
-        product if type(beta) in (int, float) and beta == 0 else _scaled(dtype, x, beta) + product
-    )
-
-
-def _lerp(dtype: torch.dtype, start: Any, end: Any, weight: Any) -> Any:
-    start, weight = _exact(start, dtype), _exact(weight, dtype)
-    end = _exact(end, dtype)
+def _lerp(start: Any, end: Any, weight: Any) -> Any:
     near = start + (end - start) * weight
     far = end - (end - start) * (1 - weight)
     if isinstance(weight, Tensor):
@@ -409,13 +362,10 @@ def _lerp(dtype: torch.dtype, start: Any, end: Any, weight: Any) -> Any:
     return near if abs(weight) < 0.5 else far
 
 
-# By operator, a function of the dtype of its result and its arguments.
 _FACTORS: dict[Any, Callable[..., Any]] = {
     aten.add: _add,
     aten.sub: _sub,
-    aten.rsub: _rsub,
     aten.addcmul: _addcmul,
     aten.addcdiv: _addcdiv,
-    aten.baddbmm: _baddbmm,
     aten.lerp: _lerp,
 }

@@ -103,18 +103,6 @@ def measure_costs(
     return measured
 
 
-def run_on_models(
-    graph: Graph, machine: Machine, known: Costs, inputs: Mapping[str, Any], call: Call
-) -> None:
-    """Run the tasks where ``measure_costs`` would, with the same arguments, by ``call``.
-
-    ``known`` are the costs of this graph; ``inputs`` stay as they are.
-    """
-    with preserved_random_state(machine):
-        for devices in _device_groups(machine):
-            Bench(graph, machine, inputs, known, devices, 1).run(call)
-
-
 def _tables(
     graph: Graph, machine: Machine, known: Costs, readings: _Measured, replay: bool
 ) -> tuple[dict[str, Any], dict[str, float]]:
@@ -262,12 +250,12 @@ class Bench:
         """Whether nothing remains to be measured in a run after the first one."""
         return run > 0 and all(each.is_done(self.repeat) for each in self.readings.values())
 
-    def run(self, call: Call | None = None, warm: bool = False) -> None:
-        """Run the graph serially once, and time what is not yet measured, unless ``call`` calls.
+    def run(self, warm: bool = False) -> None:
+        """Run the graph serially once, and time what is not yet measured.
 
         To warm up, measure only the launches.
         """
-        call = call or partial(self._call, warm)
+        call = partial(self._call, warm)
         with intra_op_threads(self.threads or torch.get_num_threads()):
             self.nbytes = run_serially(self.graph, self.inputs, self.device, self._place, call)
 

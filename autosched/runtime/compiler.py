@@ -116,7 +116,11 @@ class Compiler(Writer):
         super().__init__(program, graph, self.memory, Statements(self._bound, numbered()))
         on = {run.task: run.stream.device for run in program if isinstance(run, Run)}
         self.drawing = None if machine.rank is not None else drawing_of(graph, on, machine)
-        self.calls = [self._call(i) for i in range(len(program))]
+        # The effects of instructions; None for records and waits.
+        self.calls = [
+            None if isinstance(instruction, (Record, Wait)) else Call(self, i)
+            for i, instruction in enumerate(program)
+        ]
         self._transfers: dict[int, Callable[[Any, Any], Any]] = {}
         slots = range(self.memory.count)
         self._data = {slot: f"data[{slot}]" for slot in slots}
@@ -131,11 +135,6 @@ class Compiler(Writer):
         other = Compiler(self.program, self.graph, self.machine, backend, self.seconds, self.nvtx)
         self._others.append(other)
         return other
-
-    def _call(self, i: int) -> Call | None:
-        """Return the effect of an instruction; None for a record or a wait."""
-        is_event = isinstance(self.program.instructions[i], (Record, Wait))
-        return None if is_event else Call(self, i)
 
     @cached_property
     def functions(self) -> dict[int, Callable[[], None]]:
@@ -348,9 +347,9 @@ class _Emission:
         can, emitted = self.can, self.emitted
         current: dict[str | None, Sequence[Stream]] = {}
         bracketed = can.bracketed
-        for stream in program.streams if bracketed is not None else ():
-            assert bracketed is not None
-            emitted.add(can.thread(stream), 0, bracketed.follow(stream))
+        if bracketed is not None:
+            for stream in program.streams:
+                emitted.add(can.thread(stream), 0, bracketed.follow(stream))
         for at, instruction in enumerate(program.instructions):
             i, made = positions[at], calls[at]
             thread = can.thread(instruction.stream)
@@ -373,13 +372,12 @@ class _Emission:
                         step = ranged(f"{annotation(i, instruction)} on {on}", step)
                     with self._together(i, streams):
                         self._add(thread, i, launched(i, step) if launched else step, True)
-        for stream in program.streams if bracketed is not None else ():
-            assert bracketed is not None
-            emitted.add(can.thread(stream), len(program) - 1, bracketed.leave(stream))
-        exchanging = can.exchanging
-        for thread in emitted.names if exchanging is not None else ():
-            assert exchanging is not None
-            emitted.add(thread, emitted.last_position(thread), exchanging.ending(thread))
+        if bracketed is not None:
+            for stream in program.streams:
+                emitted.add(can.thread(stream), len(program) - 1, bracketed.leave(stream))
+        if can.exchanging is not None:
+            for thread in emitted.names:
+                emitted.add(thread, emitted.last_position(thread), can.exchanging.ending(thread))
 
     def _add(self, thread: str | None, i: int, step: Step | None, is_task: bool = False) -> None:
         """Add a step; of a call to which nothing was added, the statements."""

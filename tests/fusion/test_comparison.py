@@ -208,7 +208,6 @@ def compiled() -> Iterator[Any]:
 
 def test_some_runs_for_each_kind_of_arguments_are_compared(compiled: Any) -> None:
     made = region(counted)
-    call(made.prepare, torch.ones(3))
     assert compared_runs(lambda _: call(made, torch.ones(3)), 1001) == RUNS
     assert compared_runs(lambda _: call(made, torch.ones(2, 2)), 5) == [1, 2, 3]
 
@@ -223,7 +222,7 @@ def test_a_number_with_a_new_sign_is_compared(compiled: Any) -> None:
 def test_trials_are_not_counted(compiled: Any) -> None:
     made = region(counted)
     made.compares = False
-    call(made.prepare, torch.ones(3))
+    call(made, torch.ones(3))
     assert compared_runs(lambda _: call(made, torch.ones(3)), 4) == []
     made.begin_to_compare()
     assert compared_runs(lambda _: call(made, torch.ones(3)), 4) == [1, 2, 3]
