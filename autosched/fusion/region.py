@@ -70,10 +70,7 @@ class _Kernels:
         compiler: Compiler | None,
     ):
         self._call = call
-        self.traced = traced._replace(results=[])
-        self._expected = [
-            (each.stride(), each.untyped_storage().nbytes()) for each in traced.results
-        ]
+        self.traced = traced
         self._copied: list[int] | None = None
         self.precision = _precision(traced.graph)
         self.mismatch: str | None = None
@@ -87,7 +84,7 @@ class _Kernels:
         if self._copied is None:
             self._copied = self._to_copy(made, args)
         for i in self._copied:
-            made[i] = _copy(made[i], self._expected[i][0])
+            made[i] = _copy(made[i], self.traced.results[i][0])
         for i, kind in self.traced.numbers.items():
             made[i] = kind(made[i].item())
         return made
@@ -96,9 +93,9 @@ class _Kernels:
         """Return the positions of results that are not tensors of their own, as expected."""
         taken = {_storage(arg) for arg in args}
         found = []
-        if len(made) != len(self._expected):
-            raise ValueError(f"{len(made)} results in place of {len(self._expected)}")
-        for i, (item, (strides, nbytes)) in enumerate(zip(made, self._expected, strict=True)):
+        if len(made) != len(self.traced.results):
+            raise ValueError(f"{len(made)} results in place of {len(self.traced.results)}")
+        for i, (item, (strides, nbytes)) in enumerate(zip(made, self.traced.results, strict=True)):
             larger = item.untyped_storage().nbytes() > nbytes
             if larger or item.stride() != strides or _storage(item) in taken:
                 found.append(i)

@@ -25,7 +25,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.aten import operators
-from autosched._lib.fake_tensors import Fakes
+from autosched._lib.fake_tensors import Fakes, quiet
 from autosched._lib.tree import flatten
 from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, rewrites
 from autosched.graph.effects import effects_of
@@ -53,14 +53,14 @@ class Traced(NamedTuple):
     """A traced function.
 
     ``graph`` takes copies of the arguments at the positions ``old`` after all arguments. ``written``
-    are the positions of those that get new values. ``results`` are fake tensors like the results,
-    with the strides of eager mode; ``numbers`` has the types of those that are numbers.
+    are the positions of those that get new values. ``results`` are the strides and bytes that results
+    have in eager mode; ``numbers`` has the types of those that are numbers.
     """
 
     graph: torch.fx.GraphModule
     old: Sequence[int]
     written: Sequence[int]
-    results: Sequence[torch.Tensor]
+    results: Sequence[tuple[Sequence[int], int]]
     numbers: dict[int, type]
 
 
@@ -101,7 +101,7 @@ def trace(
     apart = {id(tensor): i for i, tensor in reversed([*enumerate(tensors)])}
     given = [each if apart[id(each)] == i else each.detach() for i, each in enumerate(tensors)]
     try:
-        with silenced(), torch.no_grad(), Fakes() as fakes:
+        with silenced(), quiet(), torch.no_grad(), Fakes() as fakes:
             fake = list(map(fakes.from_tensor, given))
             operators = make_fx(on_tensors)(*fake)
             _check(operators)
@@ -112,7 +112,7 @@ def trace(
                 if ChannelsLast.pays(graph):
                     graph = make_fx(ChannelsLast(graph).run)(*fake)
             pairs = zip(_results(operators), _results(graph), strict=True)
-            results = [_like(before.meta["val"], new.meta["val"].dtype) for before, new in pairs]
+            results = [_layout(before.meta["val"], new.meta["val"].dtype) for before, new in pairs]
     except NotTraceableError:
         raise
     except Exception as error:  # tracing raises many kinds of errors
@@ -142,8 +142,10 @@ def _kind(item: Any) -> tuple[type, torch.dtype]:
     raise TypeError(f"a result is a {type(item).__name__}, neither a tensor nor a number")
 
 
-def _like(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=result.device)
+def _layout(result: torch.Tensor, dtype: torch.dtype) -> tuple[Sequence[int], int]:
+    """Return the strides and bytes of a tensor like this one, of some dtype."""
+    made = torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=result.device)
+    return made.stride(), made.untyped_storage().nbytes()
 
 
 def _is_reshaped(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -75,8 +75,8 @@ def in_channels_last(graph: torch.fx.GraphModule) -> list[bool]:
 def assert_equal(traced: Traced, fn: Callable[..., list[Tensor]], args: list[Tensor]) -> None:
     """Compare results and how they lie in memory."""
     made = traced.graph(*args)
-    for expected, like, found in zip(fn(*args), traced.results, made, strict=True):
-        assert like.stride() == found.stride() == expected.stride()
+    for expected, (strides, _), found in zip(fn(*args), traced.results, made, strict=True):
+        assert strides == found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)
 
 
