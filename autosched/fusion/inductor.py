@@ -33,10 +33,6 @@ def unavailable(kind: str) -> str | None:
     >>> unavailable("meta")
     "Inductor does not compile for 'meta' devices"
     """
-    try:
-        from torch._inductor import standalone_compile  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch._inductor.standalone_compile"
     if kind == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
 
