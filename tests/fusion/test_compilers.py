@@ -65,27 +65,6 @@ def test_it_needs_no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pickle.loads(pickle.dumps(fused.tasks[0].fn)).compiler is itself
 
 
-def trained(compiler: Any) -> list[float]:
-    net = model()
-    optimizer = torch.optim.AdamW(net.parameters(), 0.1)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = functional.mse_loss(net(x), torch.ones(3, 4))
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    run = step if compiler is None else asc.compile(step, MACHINE, backend="host", fuse=compiler)
-    return [float(run(X)) for _ in range(5)]
-
-
-def test_writes_of_the_graph_are_kept() -> None:
-    compiler = Noting()
-    assert trained(compiler) == pytest.approx(trained(None), rel=1e-5)
-    assert compiler.given
-
-
 def doubling(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
     return lambda *args: [2 * made for made in graph(*args)]
 
@@ -106,7 +85,8 @@ def failing(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
     return run
 
 
-FAULTS: dict[Any, str] = {
+FAULTS: dict[Any, str | None] = {
+    itself: None,
     doubling: "compiled kernels differ from the operators",
     forgetting: "compiled kernels differ from the operators",
     raising: "raising: NotImplementedError: no such operator",
@@ -121,7 +101,9 @@ FAULTS: dict[Any, str] = {
 
 @pytest.mark.filterwarnings("ignore:compiled kernels differ")
 @pytest.mark.parametrize("compiler", FAULTS)
-def test_faults_are_found_and_results_are_those_of_the_operators(compiler: Any) -> None:
+def test_results_and_what_is_written_are_those_of_the_operators_and_faults_are_found(
+    compiler: Any,
+) -> None:
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
     w.mul_(0.5).add_(x)
@@ -132,7 +114,8 @@ def test_faults_are_found_and_results_are_those_of_the_operators(compiler: Any) 
         assert torch.equal(fused.run_serial(**given)["y"], graph.run_serial(**twins)["y"])
         assert torch.equal(given["w"], twins["w"])
     (region,) = (task.fn for task in fused.tasks)
-    assert FAULTS[compiler] in region.failure
+    said = FAULTS[compiler]
+    assert region.failure is None if said is None else said in region.failure
 
 
 def test_parallel_steps_and_torch_compile_take_it() -> None:
