@@ -42,7 +42,7 @@ class Tables(NamedTuple):
     produced by task ``maker``, or is on device ``home`` from the beginning if that is -1. Its
     copies take ``latency + nbytes / rate``, read in the row of the device that it is copied from,
     or in row ``row`` if it has no producer: after the rows of devices come those of their pageable
-    memory. Without a link the latency is infinite.
+    memory.
     """
 
     seconds: Floats  # [task, device], infinite where a task cannot run
@@ -349,14 +349,8 @@ class Problem:
         """The data that are copied back in the end, and where to."""
         return list(zip(self.lists.returns, self.lists.returns_to, strict=True))
 
-    @cached_property
-    def linked(self) -> NDArray[np.bool_]:
-        """Whether data can be copied directly, by [source, destination]."""
-        count = len(self.devices)
-        return np.isfinite(self.tables.latency[: count * count].reshape(count, count))
-
     def copy_seconds(self, datum: int, row: int, device: int) -> float:
-        """Return the duration of a copy of a datum, infinite without a link."""
+        """Return the duration of a copy of a datum."""
         t = self.lists
         path = row * len(self.devices) + device
         return float(t.latency[path] + t.nbytes[datum] / t.rate[path])
@@ -626,7 +620,10 @@ def _way(
     found = [machine.link(*ends) for ends in pairwise(way)]
     links = [link for link in found if link is not None]
     if not links:
-        return math.inf, math.inf, True
+        raise ScheduleError(
+            f"no link joins {source.name!r} and {destination.name!r}, and none do by way of others: "
+            "the devices of a machine exchange data"
+        )
     rates = [link.bytes_per_second for link in links]
     if slow and source.kind == "cpu" and machine.device(way[1]).kind != "cpu":
         rates[0] = links[0].pageable_bytes_per_second or rates[0]

@@ -226,7 +226,7 @@ def _load(problem: Problem, copies: Sequence[_Copy], into: bool) -> float:
         Infinite latency where no such copy is possible.
         """
         table = np.stack(links(problem, pageable))
-        table = np.where(held & np.isfinite(table), table, 0.0)
+        table = np.where(held, table, 0.0)
         q = [p for p in devices if sources >> p & 1]
         p = [p for p in devices if destinations >> p & 1 and (into or not sources >> p & 1)]
         found = np.zeros((2, len(devices)))

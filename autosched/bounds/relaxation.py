@@ -71,12 +71,12 @@ def readers(problem: Problem) -> list[list[int]]:
 
 
 def links(problem: Problem, pageable: bool = False) -> tuple[Array, Array]:
-    """Return latency and seconds per byte of links: 0 on one device, infinite without a link."""
+    """Return latency and seconds per byte of links: 0 on one device."""
     count = len(problem.devices)
     begin = count * count if pageable else 0
     latency = problem.tables.latency[begin : begin + count * count].reshape(count, count)
     rate = problem.tables.rate[begin : begin + count * count].reshape(count, count)
-    return latency, np.where(np.isinf(latency), math.inf, 1 / rate)
+    return latency, 1 / rate
 
 
 def _has_pageable(problem: Problem) -> bool:
@@ -86,8 +86,7 @@ def _has_pageable(problem: Problem) -> bool:
 def _routes(problem: Problem, pageable: bool = False) -> tuple[Array, Array]:
     """Return latency and seconds per byte from each device, or its pageable memory, to each.
 
-    They are minimized separately over all routes, so no route is faster. Without a route, the
-    latency is infinite and the seconds per byte are 0.
+    They are minimized separately over all routes, so no route is faster.
     """
     latency, per_byte = (table.copy() for table in links(problem))
     for via in range(len(latency)):  # Floyd, CACM 5(6), 1962
@@ -99,7 +98,7 @@ def _routes(problem: Problem, pageable: bool = False) -> tuple[Array, Array]:
         np.fill_diagonal(first, math.inf)
         per_byte = np.min(first[:, :, None] + per_byte, axis=1)
         np.fill_diagonal(per_byte, 0.0)
-    return latency, np.where(np.isinf(per_byte), 0.0, per_byte)
+    return latency, per_byte
 
 
 def _edges(problem: Problem) -> Edges:

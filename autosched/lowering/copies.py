@@ -9,8 +9,8 @@ placement asks for a later point. There is at most one copy per version and devi
   port; policies, bounds, the simulator and the emulator model it the same way. A stream for each
   peer would use too many of torch's 32 streams where one GPU stands for several devices, and a
   separate memory pool for each. The cost: a copy from the host delays a copy from a peer.
-* Where no link joins two devices, a value goes by way of the CPUs of their ranks
-  (``Machine.route``), in one copy for each link. What has arrived there is copied from there again.
+* Where no link joins two devices, a value goes by way of others (``Machine.route``), in one copy for
+  each link. What has arrived there is copied from there again.
 * A copy between ranks names a copy stream of each, since each rank issues its own half.
 * A copy may name the device that it is made from: a copy between two accelerators occupies streams
   of both, so in a loop it would hold up both until the later one is free. Through the host, or
@@ -139,18 +139,13 @@ class CopyMaker:
         known = self.home.get(use.value)
         return known or next((at for at in holders if not is_storage(at)), self.machine.host)
 
-    def relay(self, holders: Sequence[str], device: str) -> str | None:
-        """Return the host if a value is on storage alone, and another device needs it."""
-        host = self.machine.host
-        return host if device != host and all(map(is_storage, holders)) else None
-
     def stops(self, holders: Sequence[str], device: str) -> Sequence[str]:
         """Return where a version must be copied first, if no holder has a link to the device."""
         machine = self.machine
-        if not machine.ranks or any(machine.link(holder, device) for holder in holders):
+        if any(machine.link(holder, device) for holder in holders):
             return ()
         ways = (machine.route(holder, device) for holder in holders)
-        return next((way[1:-1] for way in ways if way), ())
+        return min((way[1:-1] for way in ways if way), key=len, default=())
 
     def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
         """Return the copy of a version. Raises ScheduleError if no holder has a link."""
@@ -211,8 +206,7 @@ class _Walk:
         hint = self.hints.get((*use, device), _Hint())
         if hint.source is not None:
             holders = self._from(use, hint.source, device, holders)
-        host = self.maker.relay(holders, device)
-        for stop in (host,) if host else self.maker.stops(holders, device):
+        for stop in self.maker.stops(holders, device):
             self.bring(use, stop)
             holders = (*holders, stop)
         copy = self.maker.copy(use, holders, device)

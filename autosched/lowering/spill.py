@@ -302,10 +302,10 @@ class _Walk:
         """Copy a version to a device if this many bytes are free there; return whether it did."""
         if not self._reclaim(device, nbytes):
             return False
-        if host := self.maker.relay(self.table.devices(*use), device):
-            if not self._reclaim(host, self.nbytes[use.value]):
+        for stop in self.maker.stops(self.table.devices(*use), device):
+            if not self._reclaim(stop, self.nbytes[use.value]):
                 return False
-            self._copy(use, host)
+            self._copy(use, stop)
         self._copy(use, device)
         return True
 
@@ -339,13 +339,13 @@ class _Walk:
         for use in changed:
             where = self.maker.home.get(use.value, device)
             if where != device and use.version == self.graph.last_version(use.value):
-                self._copy(use, where)
+                self._bring(use, where, f"for {self.graph.values[use.value].name!r}")
 
     # ---- copies
 
     def _bring(self, use: Use, device: str, why: str) -> _Block:
-        if host := self.maker.relay(self.table.devices(*use), device):
-            self.busy.add(self._bring(use, host, why))
+        for stop in self.maker.stops(self.table.devices(*use), device):
+            self.busy.add(self._bring(use, stop, why))
         overwrites = self.maker.overwrites(use, device)
         self._make_room(device, 0.0 if overwrites else self.nbytes[use.value], why)
         return self._copy(use, device)
@@ -440,7 +440,7 @@ class _Walk:
             return False
         if (self._next_use(block) if self._is_partial(block) else block.next_use) < math.inf:
             return False
-        return all(self._is_elsewhere(use, block.device) for use in self._live(block))
+        return all(len(self.table.devices(*use)) > 1 for use in self._live(block))
 
     def _is_whole(self, block: _Block) -> bool:
         """Whether a block holds its versions with all their parts."""
@@ -476,19 +476,11 @@ class _Walk:
                 found.append(use)
         return found
 
-    def _is_elsewhere(self, use: Use, device: str) -> bool:
-        others = [other for other in self.table.devices(*use) if other != device]
-        lacking = [at for at in self.future.readers(use) if at not in others]
-        return any(
-            is_storage(other) or all(self.machine.link(other, at) for at in lacking)
-            for other in others
-        )
-
     def _spill(self, block: _Block) -> bool:
         """Spill a block: copy out what no other device holds, and free it. Return success."""
-        out = [use for use in self._live(block) if not self._is_elsewhere(use, block.device)]
+        out = [use for use in self._live(block) if len(self.table.devices(*use)) == 1]
         need = sum(self.nbytes[use.value] for use in out)
-        target = self._spill_target(block.device, out, need) if out else block.device
+        target = self._spill_target(block.device, need) if out else block.device
         if target is None:
             return False
         for use in out:
@@ -496,12 +488,10 @@ class _Walk:
         self._free(block)
         return True
 
-    def _spill_target(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
-        """Return a device with room that is linked to all readers; the host if possible."""
-        ends = {device} | {at for use in uses for at in self.future.readers(use)}
+    def _spill_target(self, device: str, nbytes: float) -> str | None:
+        """Return a device with room that a link joins with this one; the host if possible."""
         for other in dict.fromkeys([self.machine.host, *self.machine.computing]):
-            linked = all(other == end or self.machine.link(other, end) for end in ends)
-            if other != device and linked and self._reclaim(other, nbytes):
+            if self.machine.link(device, other) and self._reclaim(other, nbytes):
                 return other
         return None
 

@@ -5,7 +5,8 @@ one: the two differ by less than a tenth, and two rates would double the number 
 
 A *rank* is a process that holds some devices. Within a rank, links join devices one by one. Between
 ranks, one network joins the CPUs of all of them alike, so that a cluster of 1,000 ranks needs no
-million links. A copy between devices that no link joins goes by way of the CPUs of their ranks.
+million links. A copy between devices that no link joins goes by way of the CPUs of their ranks, or of
+other devices.
 """
 
 from __future__ import annotations

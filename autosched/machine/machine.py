@@ -98,7 +98,7 @@ def links_of(
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices and links. Devices without a link cannot exchange data.
+    """Devices and links. Devices without a link exchange data by way of others.
 
     With ``contention`` (the default) copies occupy copy streams: copies that leave a device run one
     after another, and so do copies that enter it. Without, copies take time but occupy nothing, as
@@ -399,8 +399,8 @@ class Machine:
     def route(self, source: str, destination: str) -> tuple[str, ...]:
         """Return the devices that a copy passes, with both ends; empty if there is no way.
 
-        Where no link joins the ends, it goes by way of the CPUs of their ranks, over as few links
-        as possible.
+        Where no link joins the ends, it goes by way of the CPUs of their ranks, or else of other
+        devices, over as few links as possible.
 
         >>> Machine.emulated(gpus=1, hosts=2).route("cuda:0", "cuda:1")
         ('cuda:0', 'cpu:0', 'cpu:1', 'cuda:1')
@@ -410,7 +410,13 @@ class Machine:
             way = (source, *stops, destination)
             if None not in way and len({*way}) == len(way) and all(map(self.link, way, way[1:])):
                 return way
-        return ()
+        ways = {source: (source,)}
+        for name in (queue := [source]):
+            for other in self._neighbours.get(name, ()):
+                if other not in ways:
+                    ways[other] = (*ways[name], other)
+                    queue.append(other)
+        return ways.get(destination, ())
 
     def copy_seconds(
         self, source: str, destination: str, nbytes: float, pageable: bool = False
@@ -428,7 +434,7 @@ class Machine:
             return 0.0
         if (link := self.link(source, destination)) is not None:
             return link.seconds(nbytes, pageable)
-        way = self.route(source, destination) if self.ranks else ()
+        way = self.route(source, destination)
         links = [link for ends in pairwise(way) if (link := self.link(*ends)) is not None]
         return sum(link.seconds(nbytes, pageable) for link in links) if links else math.inf
 
@@ -451,6 +457,15 @@ class Machine:
         found: dict[tuple[str, str], Link | None] = {}
         for link in self.links:
             found[link.source, link.destination] = found[link.destination, link.source] = link
+        return found
+
+    @cached_property
+    def _neighbours(self) -> dict[str, list[str]]:
+        """The devices to which links lead from each device, apart from a network's."""
+        found: dict[str, list[str]] = {}
+        for link in self.links:
+            found.setdefault(link.source, []).append(link.destination)
+            found.setdefault(link.destination, []).append(link.source)
         return found
 
     def __repr__(self) -> str:

@@ -1,9 +1,8 @@
 """Policies choose the device of each task and the order of issue.
 
 A policy is a pure function ``(problem: Problem) -> Placement``. It returns no times and no streams.
-The placement must pass ``placement.check`` and must need no copy between devices without a link. If
-no such placement is found, the policy raises ScheduleError, which names the task, the devices and
-the reason.
+The placement must pass ``placement.check``. If no such placement is found, the policy raises
+ScheduleError, which names the task, the devices and the reason.
 
 To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
 add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:

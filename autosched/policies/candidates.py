@@ -58,7 +58,7 @@ def fewer_devices(problem: Problem) -> Iterator[Problem]:
     """Yield the problem with fewer of the devices to which nothing is bound, the largest first.
 
     With more devices, lists and searches may return worse plans. The first ones remain: each number
-    up to 4, then powers of two. Over ranks there are no such machines.
+    up to 4, then powers of two, if they are still joined. Over ranks there are no such machines.
 
     >>> from autosched import Graph, Machine
     >>> problem = Problem(Graph(), Machine.emulated(gpus=9))
@@ -73,12 +73,14 @@ def fewer_devices(problem: Problem) -> Iterator[Problem]:
             names = kept.union(free[:count])
             devices = tuple(device for device in machine.devices if device.name in names)
             links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
-            yield replace(problem, machine=replace(machine, devices=devices, links=links))
+            smaller = replace(machine, devices=devices, links=links)
+            if all(n == smaller.host or smaller.route(smaller.host, n) for n in smaller.names):
+                yield replace(problem, machine=smaller)
 
 
 def is_large(problem: Problem) -> bool:
     """Return whether lists are compared as they are planned, since there is no time to lower each."""
-    return len(problem.graph) > LARGE and not problem.is_limited and bool(problem.linked.all())
+    return len(problem.graph) > LARGE and not problem.is_limited
 
 
 def promising(problem: Problem) -> list[tuple[float, Policy]]:

@@ -25,8 +25,7 @@ def single(problem: Problem) -> Placement:
     {'y': 'cuda:0'}
     """
     possible = Possible(problem)
-    devices = range(len(problem.devices))
-    candidates = [_gather(problem, possible.copy(), device) for device in devices]
+    candidates = [_gather(possible, device) for device in range(len(problem.devices))]
     best = min(candidates, key=lambda placed: _total(problem, placed))
     return problem.placement(best, range(len(best)))
 
@@ -45,22 +44,22 @@ def single_on(device: str) -> Policy:
 
     def policy(problem: Problem) -> Placement:
         wanted = problem.devices.index(problem.machine.device(device).name)
-        placed = _gather(problem, Possible(problem), wanted)
+        placed = _gather(Possible(problem), wanted)
         return problem.placement(placed, range(len(placed)))
 
     policy.__name__ = f"single_on {device}"
     return policy
 
 
-def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
-    """Return the device of each task: the wanted one if possible, else the fastest."""
-    placed = []
-    for task, seconds in enumerate(problem.seconds):
+def _gather(possible: Possible, wanted: int) -> list[int]:
+    """Return the device of each task: the wanted one if possible, else the fastest of its first."""
+    found: dict[int, int] = {}  # by group
+    groups = possible.problem.lists.group
+    for task, (group, seconds) in enumerate(zip(groups, possible.problem.seconds, strict=True)):
         devices = possible.devices(task)
-        if wanted not in devices or not possible.choose(task, wanted):
-            possible.settle(task, sorted(possible.devices(task), key=seconds.__getitem__))
-        placed.append(possible.devices(task)[0])
-    return placed
+        fastest = min(devices, key=seconds.__getitem__)
+        found.setdefault(group, wanted if wanted in devices else fastest)
+    return [found[group] for group in groups]
 
 
 def _total(problem: Problem, placed: Sequence[int]) -> float:

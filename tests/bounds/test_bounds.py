@@ -147,7 +147,7 @@ def independent(*rows: dict[str, float]) -> Graph:
 
 
 def test_work_counts_streams():
-    machine = Machine([Device("p1", streams=2), Device("p2"), Device("p3")])
+    machine = Machine([Device("p1", streams=2), *processors(3).devices[1:]], processors(3).links)
     assert bound("work", independent(*[{"p1": 1, "p2": 1, "p3": 1}] * 8), machine) == 8 / 4
 
 

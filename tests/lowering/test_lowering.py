@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from dataclasses import replace
 from textwrap import dedent
@@ -273,6 +274,19 @@ def test_a_value_travels_on_from_where_it_is_when_no_link_leads_from_where_it_wa
     program = lowered(graph, machine, y="cuda:0", z="cpu", w="cuda:1")
     ends = [(copy.source, copy.destination) for copy in program if isinstance(copy, Copy)]
     assert ends == [("cuda:0", "cpu"), ("cpu", "cuda:1")]
+
+
+def test_a_value_goes_by_way_of_others_where_no_link_leads_to_its_reader():
+    chain = ["cpu", "cuda:0", "cuda:1", "cuda:2"]
+    links = [asc.Link(a, b, 1e9) for a, b in itertools.pairwise(chain)]
+    machine = asc.Machine([*map(asc.Device, chain)], links)
+    graph = asc.Graph()
+    y = graph.add(fn, name="y", on="cuda:2")
+    graph.output(z=graph.add(fn, y, name="z", on="cuda:0"))
+    for policy in ("auto", "heft", "round_robin"):
+        program = asc.schedule(graph, machine, policy=policy, outputs="cpu").program
+        ends = [copy.destination for copy in program if isinstance(copy, Copy)]
+        assert ends == ["cuda:1", "cuda:0", "cpu"]
 
 
 @st.composite

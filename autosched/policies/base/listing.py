@@ -46,8 +46,7 @@ class Listed(NamedTuple):
 class Listing:
     """The tables of a problem, with orders, plans and their evaluation.
 
-    Requires a machine on which all devices are linked, and a finite duration of each task on some
-    device.
+    Requires a finite duration of each task on some device.
     """
 
     def __init__(self, tables: Tables, mode: Mode):

@@ -77,8 +77,8 @@ Mask = NDArray[np.bool_]
 class MeanLinks(NamedTuple):
     """Mean latency and seconds per byte of copies between tasks, by the kinds of both.
 
-    Tasks are of one kind if they may be placed on the same devices. Means are over the linked pairs
-    of different devices.
+    Tasks are of one kind if they may be placed on the same devices. Means are over the pairs of
+    different devices.
     """
 
     kind: NDArray[np.int64]  # [task]
@@ -102,7 +102,6 @@ class MeanLinks(NamedTuple):
         for a, q in enumerate(sets):
             for b, p in enumerate(sets):
                 path = np.add.outer(q * devices, p)[np.not_equal.outer(q, p)]
-                path = path[np.isfinite(t.latency[path])]
                 if len(path):
                     latency[a, b] = sum(t.latency[path].tolist()) / len(path)
                     per_byte[a, b] = sum((1 / t.rate[path]).tolist()) / len(path)

@@ -123,9 +123,6 @@ class Model:
             for maker in self.problem.before[task]:
                 self.cp.add(self.start[task] >= self.end[maker])
         for (maker, task), between in self.integer.apart.items():
-            for (q, p), number in between.items():
-                if number is None:
-                    self.cp.add_bool_or(~self.on(maker, q), ~self.on(task, p))
             for seconds in sorted({number for number in between.values() if number}):
                 self._far(maker, task, seconds)
 
@@ -135,9 +132,7 @@ class Model:
         between = self.integer.apart[maker, task]
         self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
         for p in self.integer.devices[task]:
-            nearer = [
-                q for q in self.integer.devices[maker] if (between.get((q, p), 0) or 0) < seconds
-            ]
+            nearer = [q for q in self.integer.devices[maker] if between.get((q, p), 0) < seconds]
             self.cp.add_bool_or(~self.on(task, p), far, *(self.on(maker, q) for q in nearer))
             for q in nearer:
                 self.cp.add_bool_or(~self.on(task, p), ~far, ~self.on(maker, q))
@@ -185,8 +180,6 @@ class Model:
         ways: list[_Literal] = []
         for q, row in sources:
             seconds = self.integer.copy(datum, row, p)
-            if seconds is None:
-                continue
             way = sent if len(sources) == 1 else model.new_bool_var("")
             ways.append(way)
             if len(sources) > 1:

@@ -57,10 +57,9 @@ class IntegerTimes:
             for maker, home, row in zip(t.maker, t.home, t.row, strict=True)
         ]
 
-    def copy(self, datum: int, row: int, destination: int) -> int | None:
-        """Return the duration of a copy, None without a link."""
-        seconds = self.problem.copy_seconds(datum, row, destination)
-        return _count(seconds, self.unit) if seconds < math.inf else None
+    def copy(self, datum: int, row: int, destination: int) -> int:
+        """Return the duration of a copy."""
+        return _count(self.problem.copy_seconds(datum, row, destination), self.unit)
 
     @cached_property
     def contended(self) -> bool:
@@ -68,14 +67,12 @@ class IntegerTimes:
         return any(self.problem.lists.holds_out) or any(self.problem.lists.holds_in)
 
     @cached_property
-    def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
+    def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int]]:
         """Return the delay of a reader on one device after a producer on another.
-
-        None without a link.
 
         By (maker, reader), then (device, device), for delays that are not 0.
         """
-        found: dict[tuple[int, int], dict[tuple[int, int], int | None]] = {}
+        found: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
                 maker = self.problem.lists.maker[datum]
@@ -84,9 +81,7 @@ class IntegerTimes:
                 between = found.setdefault((maker, task), {})
                 for q, p in product(self.devices[maker], self.devices[task]):
                     seconds = self.copy(datum, q, p) if q != p else 0
-                    if seconds is None or ((q, p) in between and between[q, p] is None):
-                        between[q, p] = None
-                    elif seconds > (between.get((q, p)) or 0):
+                    if seconds > between.get((q, p), 0):
                         between[q, p] = seconds
         return found
 
@@ -99,7 +94,7 @@ class IntegerTimes:
                 if self.problem.lists.maker[datum] < 0:
                     ((_, row),) = self.sources[datum]
                     for p in self.devices[task]:
-                        given[task][p] = max(given[task][p], self.copy(datum, row, p) or 0)
+                        given[task][p] = max(given[task][p], self.copy(datum, row, p))
         tasks = range(len(self.devices))
         return self._longest(tasks, self.problem.before, given, forward=True)
 
@@ -110,7 +105,7 @@ class IntegerTimes:
         for datum, home in self.problem.returns:
             maker = self.problem.lists.maker[datum]
             for p in self.devices[maker]:
-                found[maker][p] = max(found[maker][p], self.copy(datum, p, home) or 0)
+                found[maker][p] = max(found[maker][p], self.copy(datum, p, home))
         return found
 
     @cached_property
@@ -133,12 +128,13 @@ class IntegerTimes:
                 between = self.apart.get((other, task) if forward else (task, other), {})
                 same = self.problem.lists.group[task] == self.problem.lists.group[other]
                 for p in self.devices[task]:
-                    ways = [
-                        passed[other][q] + self.seconds[other][q] + seconds
+                    ways = (
+                        passed[other][q]
+                        + self.seconds[other][q]
+                        + between.get((q, p) if forward else (p, q), 0)
                         for q in ((p,) if same else self.devices[other])
-                        if (seconds := between.get((q, p) if forward else (p, q), 0)) is not None
-                    ]
-                    passed[task][p] = max(passed[task][p], min(ways, default=0))
+                    )
+                    passed[task][p] = max(passed[task][p], min(ways))
         return passed
 
 
@@ -163,5 +159,8 @@ def _unit(durations: Iterable[float], horizon: float) -> float:
 
 
 def _count(seconds: float, unit: float) -> int:
-    """Return a duration in units, rounded down except for floating-point rounding errors."""
-    return math.floor(seconds / unit + 1e-6)
+    """Return a duration in units, rounded down except for floating-point rounding errors.
+
+    One that no plan within the horizon can have counts no more than any other such.
+    """
+    return math.floor(min(seconds / unit, 2.0 * _MOST) + 1e-6)

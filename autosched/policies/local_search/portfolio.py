@@ -27,7 +27,6 @@ from autosched.policies.base.kernels import decode, list_schedule
 from autosched.policies.base.listing import Listed, Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import longest, optimistic
-from autosched.policies.heft import heft
 from autosched.problem import Problem
 
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
@@ -45,8 +44,8 @@ _PLACED = 120_000  # and for lists of so many tasks together
 def portfolio(problem: Problem) -> Placement:
     """Place tasks as the best of many biased list schedules does, or on one device alone.
 
-    Ties go to one device, then to the list tried first. On machines where not all devices are
-    linked it is ``heft``. Raises ScheduleError where tasks cannot all be placed.
+    Ties go to one device, then to the list tried first. Raises ScheduleError where tasks cannot all
+    be placed.
 
     >>> from autosched import Graph, Machine
     >>> graph = Graph()
@@ -55,8 +54,7 @@ def portfolio(problem: Problem) -> Placement:
     >>> portfolio(Problem(graph, Machine.emulated(gpus=1))).device
     {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
     """
-    if Possible(problem).partial:
-        return heft(problem)
+    Possible(problem)  # raises ScheduleError
     return listed(problem)[1]
 
 

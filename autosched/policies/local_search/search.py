@@ -35,7 +35,6 @@ from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import optimistic
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
-from autosched.policies.heft import heft
 from autosched.policies.local_search.annealer import (
     Annealer,
     Progress,
@@ -127,8 +126,7 @@ def _annealed(
 ) -> tuple[Placement, bool]:
     """Return the portfolio's best after annealing, and whether ctrl-C stopped it."""
     began = perf_counter()
-    if Possible(problem).partial:
-        return heft(problem), False
+    Possible(problem)  # raises ScheduleError
     work = members(problem) * steps(problem) if seconds is None else math.inf
     listing = Listing(problem.tables, mode(work, *KERNELS))
     least = max(bounds(problem).values()) if len(problem.graph) <= LARGE else 0.0
