@@ -19,16 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count, cycle, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched._lib.topological import topological_order
+from autosched._lib.topological import best_order, topological_order
 from autosched.errors import ScheduleError
 from autosched.placement import Placement, Send
 from autosched.problem import Policy, Problem, grouped
@@ -43,7 +41,6 @@ _MOST_KINDS = 12  # of devices: there are two to the power of that many subsets 
 _AS_FAST = 1.001  # times the seconds of a direct copy
 _ORDERS = 60  # that resemble the best one, without a time limit
 _ALL_STEPS = 30_000_000  # for all of them, at most
-_NOISE = (0.02, 0.05, 0.15, 0.5)  # on positions, of those of a whole order
 
 
 def split(
@@ -116,69 +113,30 @@ class _Splitter:
         """Return the placement of the best split. Raises ScheduleError if there is none."""
         began = perf_counter()
         most = len(self.problem.devices) if stages is None else stages
-        found = [self._divided(order, most) for order in self._orders()] if self.count else []
-        splits = [each for each in found if each is not None]
-        if self.count and not splits:
+        enough = max(min(_ORDERS, _ALL_STEPS // self._steps), 1)
+
+        def going_on(number: int, load: float) -> bool:
+            done = number / enough
+            if end is not None:
+                done = (perf_counter() - began) / max(end - began, 1e-9)
+            if done < 1.0:
+                report(done, load)
+            return done < 1.0
+
+        at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], self.count)
+        best = best_order(
+            [before[a:b].tolist() for a, b in pairwise(at)],
+            self.units.seconds.min(axis=1, initial=math.inf).tolist(),
+            lambda order: self._divided(np.array(order), most),
+            lambda split: split.load,
+            going_on,
+            seed,
+        )
+        if self.count and best is None:
             raise ScheduleError(
                 "no contiguous split gives each task a device, or kinds of devices are too many"
             )
-        best = min(splits, key=attrgetter("load"), default=None)
-        rng = np.random.default_rng(seed)
-        enough = min(_ORDERS, _ALL_STEPS // self._steps)
-        for number, noise in zip(count(), cycle(_NOISE)):
-            done = number / max(enough, 1)
-            if end is not None:
-                done = (perf_counter() - began) / max(end - began, 1e-9)
-            if best is None or done >= 1.0:
-                break
-            report(done, best.load)
-            key = np.argsort(best.order) + rng.normal(0.0, noise * self.count, self.count)
-            other = self._divided(self._order(key), most)
-            if other is not None and other.load <= best.load:
-                best = other
         return self._placement(best)
-
-    # ---- orders
-
-    def _orders(self) -> list[Ints]:
-        """Return topological orders: as inserted, depth first, by level, and by what is alive."""
-        n = self.count
-        after_at, after = grouped(self.units.pairs[:, 0], self.units.pairs[:, 1], n)
-        least = self.units.seconds.min(axis=1, initial=math.inf)
-        rank = np.array(least)
-        for u in reversed(range(n)):
-            tails = rank[after[after_at[u] : after_at[u + 1]]]
-            rank[u] += tails.max() if len(tails) else 0.0
-        keys = [np.arange(n, dtype=float), -rank]
-        orders = [self._order(key) for key in keys]
-        orders += [self._depth_first(after_at, after, key) for key in (-rank, rank)]
-        once = {order.tobytes(): order for order in orders}
-        return list(once.values())
-
-    def _order(self, key: Floats) -> Ints:
-        """Return the topological order that takes of the units that may come next that of least key."""
-        return np.array(topological_order(self._before, key.tolist()), np.int64)
-
-    @cached_property
-    def _before(self) -> list[list[int]]:
-        at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], self.count)
-        return [before[a:b].tolist() for a, b in pairwise(at)]
-
-    def _depth_first(self, after_at: Ints, after: Ints, key: Floats) -> Ints:
-        """Return an order that follows a chain as far as possible before it begins another."""
-        missing = np.bincount(self.units.pairs[:, 1], minlength=self.count)
-        stack = sorted(np.flatnonzero(missing == 0).tolist(), key=lambda u: -key[u])
-        order = []
-        while stack:
-            u = stack.pop()
-            order.append(u)
-            freed = []
-            for v in after[after_at[u] : after_at[u + 1]].tolist():
-                missing[v] -= 1
-                if not missing[v]:
-                    freed.append(v)
-            stack += sorted(freed, key=lambda v: -key[v])
-        return np.array(order, np.int64)
 
     # ---- dynamic programming
 
