@@ -35,7 +35,7 @@ from autosched.lowering.carried import insert_carried
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
 from autosched.lowering.functional import insert_functional, is_functional
-from autosched.lowering.hazards import find_hazards, single_copy_streams
+from autosched.lowering.hazards import find_hazards
 from autosched.lowering.ranks import insert_by_rank
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
@@ -85,8 +85,7 @@ def lower(
         program = insert_by_rank(problem, instructions, places)
     else:
         hazards = hazards or find_hazards(problem, instructions, places)
-        single = frozenset() if machine.contention else single_copy_streams(instructions, hazards)
-        program = insert_events(instructions, hazards, single, ends=in_flight == 1)
+        program = insert_events(instructions, hazards, ends=in_flight == 1)
     homes = problem.homes
     if in_flight > 1:
         program = insert_carried(program, graph, homes)

@@ -25,7 +25,7 @@ from itertools import chain
 from autosched._lib.jit import Mode
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
-from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
+from autosched.program.clocks import Clocks, Stamp, advance, numbered, wait_for
 from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 from autosched.program.residency import Buffer, Buffers
 
@@ -155,7 +155,7 @@ class _TwoRuns:
     def __init__(self, instructions: Sequence[Instruction], asked: Set[Stream]):
         streams = dict.fromkeys(chain.from_iterable(map(occupied, instructions)))
         self.index, self.width = numbered(streams, streams.keys() - asked)
-        self.clocks = Clocks.of(Mode(False), len(self.index), self.width, 0, self.width)
+        self.clocks = Clocks.of(Mode(False), len(self.index), self.width)
         self.events: dict[int, Stamp] = {}
         self.before: dict[int, Stamp] = {}  # the events of the run before
 
@@ -177,10 +177,7 @@ class _TwoRuns:
         """Whether an instruction, which is to be issued next, happens after a stamp."""
         other, position, _ = stamp
         rows = (self.stamp(stream) for stream in occupied(instruction))
-        return any(
-            own == other or includes(self.clocks, clock, 0, other, position)
-            for own, _, clock in rows
-        )
+        return any(own == other or clock[other] >= position for own, _, clock in rows)
 
     def issue(self, instruction: Instruction) -> None:
         """Issue an instruction."""

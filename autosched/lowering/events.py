@@ -33,7 +33,7 @@ wait for e2.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode, kernel, mode
 from autosched.lowering.hazards import Hazards, Line
-from autosched.program.clocks import Clocks, Stamp, advance, includes, numbered, wait_for
+from autosched.program.clocks import Clocks, Stamp, advance, numbered, wait_for
 from autosched.program.program import Copy, Free, Instruction, Record, Stream, Wait, occupied
 
 ISSUE, WAIT, FREE, _RECORD = range(4)  # kinds of issued items
@@ -80,8 +80,7 @@ class Frees(NamedTuple):
     # [block], the first use that does not happen before its owner's next instruction; -1 if there
     # is none, -2 before the first check
     pending: Any
-    # Blocks that wait are in lists: of the streams that free them, and use them as noted. All that
-    # are used by streams without an entry in clocks are in one list.
+    # Blocks that wait are in lists: of the streams that free them, and use them as noted.
     first: Any  # [owner, user], the first block of a list, -1 for none
     following: Any  # [block], the next one in its list
     seen: Any  # [owner, user], the owner's clock when the list was searched last
@@ -96,8 +95,8 @@ class Frees(NamedTuple):
         return cls(
             how.counts(count), how.small(count * width),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
-            how.counts(blocks, -2), how.counts(streams * (width + 1), -1), how.counts(blocks),
-            how.small(streams * (width + 1)), how.counts(blocks),
+            how.counts(blocks, -2), how.counts(streams * width, -1), how.counts(blocks),
+            how.small(streams * width), how.counts(blocks),
         )  # fmt: skip
 
 
@@ -129,9 +128,9 @@ def try_free(o: Work, h: Frees, c: Clocks, block: int, at: int) -> None:
     for k in range(o.uses_at[block], o.uses_at[block + 1]):
         use = o.uses[k]
         user = o.own[use]
-        if user != own and not includes(c, c.clocks, own * c.width, user, h.position[use]):
+        if user != own and c.clocks[own * c.width + user] < h.position[use]:
             h.pending[block] = use
-            waiting = own * (c.width + 1) + min(user, c.width)
+            waiting = own * c.width + user
             h.following[block] = h.first[waiting]
             h.first[waiting] = block
             return
@@ -152,19 +151,18 @@ def free_due(o: Work, h: Frees, c: Clocks, own: int, at: int) -> None:
     """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
     # 1. Take the blocks whose noted uses the clock includes now out of their lists.
     count = 0
-    for user in range(c.width + 1):
-        waiting = own * (c.width + 1) + user
-        if user < c.width:
-            known = c.clocks[own * c.width + user]
-            if known == h.seen[waiting]:
-                continue
-            h.seen[waiting] = known
+    for user in range(c.width):
+        waiting = own * c.width + user
+        known = c.clocks[waiting]
+        if known == h.seen[waiting]:
+            continue
+        h.seen[waiting] = known
         before = -1
         block = h.first[waiting]
         while block >= 0:
             following = h.following[block]
             use = h.pending[block]
-            if not includes(c, c.clocks, own * c.width, o.own[use], h.position[use]):
+            if known < h.position[use]:
                 before = block
             else:
                 if before < 0:
@@ -189,23 +187,22 @@ Ints = NDArray[np.int64]
 def insert_events(
     instructions: Sequence[Line],
     hazards: Hazards,
-    single: Collection[Stream] = (),
     known_ended: tuple[Ints, Ints] | None = None,
     ends: bool = True,
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
     Blocks of ``hazards`` are freed, in addition to the frees that make room; those that no existing
-    wait allows to free are left, or freed at the end with waits if ``ends`` is set. The streams in
-    ``single``, which hold a single copy, have no entry in vector clocks. ``known_ended`` has for each
-    instruction others that have ended when it ends, for reasons of its own, as a ragged table.
+    wait allows to free are left, or freed at the end with waits if ``ends`` is set. ``known_ended``
+    has for each instruction others that have ended when it ends, for reasons of its own, as a ragged
+    table.
     """
     streams = chain.from_iterable(map(occupied, instructions))
     # Owners may have no other instruction.
-    index, width = numbered(chain(streams, hazards.owners), single)
+    index, width = numbered(chain(streams, hazards.owners))
     how = mode(len(instructions) * (8 + width / 3), walk)
     o = how.of(_work(instructions, hazards, index, known_ended))
-    c = Clocks.of(how, len(index), width, len(o.after) + len(o.uses))
+    c = Clocks.of(how, len(index), width)
     h = Frees.of(how, o, len(index), width)
     how(walk)(o, h, c)
     return _Issued(instructions, hazards, list(index), o, h, c).program(ends)
@@ -243,11 +240,9 @@ def walk(o: Work, h: Frees, c: Clocks) -> None:
             producer = o.after[k]
             stream = o.own[producer]
             position = h.position[producer]
-            if stream == own or includes(c, c.clocks, own * c.width, stream, position):
+            if stream == own or c.clocks[own * c.width + stream] >= position:
                 continue
-            if also >= 0 and (
-                stream == also or includes(c, c.clocks, also * c.width, stream, position)
-            ):
+            if also >= 0 and (stream == also or c.clocks[also * c.width + stream] >= position):
                 continue
             wait_for(c, own, stream, position, h.clocks, producer * c.width)
             emit(h, WAIT, producer, i)
@@ -357,8 +352,8 @@ class Ending:
         stamp: Callable[[int], Stamp],
     ):
         """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
-        tables = (np.asarray(table).tolist() for table in clocks[2:])
-        self.clocks = Clocks(clocks.width, clocks.tracked, *tables)
+        tables = (np.asarray(table).tolist() for table in clocks[1:])
+        self.clocks = Clocks(clocks.width, *tables)
         self.stamp = stamp
         self.streams = streams
         # By event, the run or copy before it, or its stamp.
@@ -401,7 +396,7 @@ class Ending:
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = self.stamp(use)
-            if user != own and not self._includes(self._clock(own), user, position):
+            if user != own and self._clock(own)[user] < position:
                 last[user] = max(last.get(user, 0), position)
         # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
@@ -409,38 +404,14 @@ class Ending:
             u: self._clock(u) if found is None else self._event_stamp(found)[2]
             for u, found in event.items()
         }
-        # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
-        single, top = self._latest(last, clocks)
-        rest = [user for user in last if user < len(top) and top[user] < last[user]]
-        implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(rest):  # drop a wait if another implies all that it does
+        # 3. Drop streams that other streams imply: a wait if another implies all that it does.
+        implied = {u: {user for user in last if clocks[u][user] >= last[user]} | {u} for u in last}
+        for user in sorted(last):
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
-        # 4. Drop single-copy streams that the remaining streams imply.
-        for user in single.copy():
-            if any(self._includes(clocks[u], user, last[user]) for u in implied):
-                single.remove(user)
-        return [(user, event[user]) for user in sorted([*implied, *single])]
-
-    def _latest(
-        self, last: Mapping[int, int], clocks: Mapping[int, Sequence[int]]
-    ) -> tuple[list[int], list[int]]:
-        """Return the single-copy streams, among the last uses, that no other of them implies.
-
-        Also return the elementwise maximum of the clocks of these streams.
-        """
-        single: list[int] = []
-        top = [0] * self.clocks.width
-        for user in sorted(last, reverse=True):  # later ones imply more
-            if user >= len(top) and not self._includes(top, user, last[user]):
-                single.append(user)
-                top = list(map(max, top, clocks[user]))
-        return single, top
+        return [(user, event[user]) for user in sorted(implied)]
 
     def _clock(self, stream: int) -> list[int]:
         width = self.clocks.width
         clock: list[int] = self.clocks.clocks[stream * width : (stream + 1) * width]
         return clock
-
-    def _includes(self, clock: Sequence[int], other: int, position: int) -> bool:
-        return includes(self.clocks, clock, 0, other, position)

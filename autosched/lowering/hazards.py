@@ -19,7 +19,6 @@ For ``y = f(h)`` on another device, and then ``h.mul_(2)``:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,11 +26,11 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.graph.flow import offsets, rows_of, starts
+from autosched.graph.flow import offsets, starts
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.problem import Problem
-from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send, Stream, occupied
+from autosched.program.program import Copy, Free, Instruction, Receive, Run, Send, Stream
 from autosched.program.residency import Buffer, Buffers, Step
 
 Line = Run | Copy | Send | Receive | Free
@@ -93,31 +92,6 @@ def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Return row offsets, and the entries of all rows in one array (CSR)."""
     at = offsets(list(map(len, rows)))
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
-
-
-def single_copy_streams(instructions: Sequence[Line], hazards: Hazards) -> frozenset[Stream]:
-    """Return the single-copy streams that wait for no other of them, as ``clocks`` needs.
-
-    Streams that own memory are excluded, since they wait for all users of it.
-    """
-    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
-    found = {
-        i: each.stream
-        for i, each in enumerate(instructions)
-        if type(each) is Copy and each.also is None and held[each.stream] == 1
-    }
-    single = np.zeros(len(instructions), bool)
-    single[list(found)] = True
-    at = hazards.after_at
-    after = hazards.after
-    rows = rows_of(at)
-    both = single[rows] & single[after]
-    waited = []
-    for i, before in zip(rows[both].tolist(), after[both].tolist(), strict=True):
-        others = (after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])
-        if not any(before in other for other in others):  # no other predecessor implies it
-            waited.append(found[before])
-    return frozenset(found.values()).difference(waited, hazards.owners)
 
 
 def owner_of(line: Instruction) -> Stream | None:

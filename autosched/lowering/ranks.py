@@ -21,7 +21,7 @@ import numpy as np
 from autosched.errors import ScheduleError
 from autosched.graph.flow import rows_of, starts
 from autosched.lowering.events import insert_events
-from autosched.lowering.hazards import Hazards, Line, find_hazards, single_copy_streams
+from autosched.lowering.hazards import Hazards, Line, find_hazards
 from autosched.problem import Problem
 from autosched.program.parts import crosses, halves, whole_of
 from autosched.program.program import Copy, Free, Instruction, Receive, Record, Run, Send, Wait
@@ -49,8 +49,7 @@ def insert_by_rank(
     _check_local(lines, hazards, ranks)
     received = np.array([at for at, line in enumerate(lines) if type(line) is Receive], np.int64)
     told = starts(received, len(lines)), received - 1  # its send is the line before
-    single = frozenset() if machine.contention else single_copy_streams(lines, hazards)
-    return _joined(insert_events(lines, hazards, single, told), ranks)
+    return _joined(insert_events(lines, hazards, told), ranks)
 
 
 def _check_local(lines: Sequence[Line], hazards: Hazards, ranks: Mapping[str, int]) -> None:

@@ -6,15 +6,8 @@ earlier instructions; that is not stored. Streams are numbers here. The function
 flat arrays, also called by lowering, which decides what must be ordered. ``ordered`` walks a whole
 program, for all who ask which of its instructions are.
 
-Not each stream has an entry in the clocks, since these would make planning quadratic on machines
-without contention, where each copy has a stream of its own:
-
-* Whatever happens after a copy that is alone on its stream also happens after one of the
-  instructions that waited for that stream, and these few are stored instead. Such streams follow
-  those with entries, and only the latter may wait for them.
-* Streams of which nobody asks what happens after them are not tracked. They come last.
-
-The answers remain exact.
+Streams of which nobody asks what happens after them have no entry in the clocks. They come last.
+Without contention each copy has a stream of its own, so that planning takes quadratic time.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import Mode, kernel, mode
-from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT, Columns
+from autosched.program.arrays import CARRIED, COPY, RECORD, RUN, WAIT
 from autosched.program.program import Program, Stream
 
 Ints = NDArray[np.int64]
@@ -38,40 +31,13 @@ class Clocks(NamedTuple):
     """The clocks while a program is walked. Row ``s`` of ``clocks`` begins at ``s * width``."""
 
     width: int  # streams from this number on have no entry
-    tracked: int  # streams from this number on are not tracked
     clocks: Any  # [stream, entry]
-    count: Any  # [stream], its runs, its copies and its waits for streams without an entry so far
-    last: Any  # [stream], the last wait for it if it has no entry, -1 for none
-    waiter: Any  # [wait], the waiting stream
-    since: Any  # [wait], the position from which it has waited
-    previous: Any  # [wait], the previous wait for the same stream
-    used: Any  # number of waits
+    count: Any  # [stream], its runs and its copies so far
 
     @classmethod
-    def of(
-        cls, how: Mode, streams: int, width: int, waits: int, tracked: int | None = None
-    ) -> Clocks:
-        """Return the initial state; ``waits`` bounds the waits if some streams have no entry."""
-        tracked = streams if tracked is None else tracked
-        waits = waits if width < tracked else 0
-        return cls(
-            width, tracked, how.counts(streams * width), how.counts(streams),
-            how.counts(streams, -1), how.counts(waits), how.counts(waits), how.counts(waits),
-            how.counts(1),
-        )  # fmt: skip
-
-
-@kernel
-def includes(c: Clocks, clocks: Any, base: int, other: int, position: int) -> bool:
-    """Whether a clock (the row at ``base``) includes a position of a stream."""
-    if other < c.width:
-        return bool(clocks[base + other] >= position)
-    w = c.last[other]
-    while w >= 0:
-        if clocks[base + c.waiter[w]] >= c.since[w]:
-            return True
-        w = c.previous[w]
-    return bool(position == 0)
+    def of(cls, how: Mode, streams: int, width: int) -> Clocks:
+        """Return the initial state."""
+        return cls(width, how.counts(streams * width), how.counts(streams))
 
 
 @kernel
@@ -97,45 +63,16 @@ def wait_for(c: Clocks, own: int, other: int, position: int, clocks: Any, base: 
         c.clocks[a + k] = max(c.clocks[a + k], clocks[base + k])
     if other < c.width:
         c.clocks[a + other] = max(c.clocks[a + other], position)
-    elif other < c.tracked and not includes(c, c.clocks, a, other, position):
-        # Advance this stream's position, to distinguish streams that wait for it from now on from
-        # those that waited before.
-        c.count[own] += 1
-        c.clocks[a + own] = c.count[own]
-        w = c.used[0]
-        c.waiter[w] = own
-        c.since[w] = c.count[own]
-        c.previous[w] = c.last[other]
-        c.last[other] = w
-        c.used[0] = w + 1
 
 
 def numbered(
-    streams: Iterable[Stream], single: Collection[Stream] = ()
+    streams: Iterable[Stream], unasked: Collection[Stream] = ()
 ) -> tuple[dict[Stream, int], int]:
-    """Return the numbers of streams, those in ``single`` last, and how many the others are."""
+    """Return the numbers of streams, those in ``unasked`` last, and how many the others are."""
     known = dict.fromkeys(streams)
-    entries = [stream for stream in known if stream not in single]
+    entries = [stream for stream in known if stream not in unasked]
     order = dict.fromkeys([*entries, *known])
     return {stream: i for i, stream in enumerate(order)}, len(entries)
-
-
-def single_copy_streams(p: Columns, streams: int) -> NDArray[np.bool_]:
-    """Return which of the streams hold a single copy for which no other such stream waits."""
-    copies = p.kind == COPY
-    held = np.bincount(p.stream[copies], minlength=streams)
-    held += np.bincount(p.also[copies & (p.also >= 0)], minlength=streams)
-    found: NDArray[np.bool_] = held == 1
-    found[p.stream[p.kind == RUN]] = False
-    found[p.stream[p.also >= 0]] = False
-    found[p.also[p.also >= 0]] = False
-    if found.any():
-        recorder = np.full(p.records + 1, -1)  # the last is for unknown events
-        recorder[p.event[p.kind == RECORD]] = p.stream[p.kind == RECORD]
-        waits = (p.kind == WAIT) & found[p.stream]
-        waited = recorder[p.event[waits]]
-        found[waited[waited >= 0]] = False
-    return found
 
 
 # ---- whole programs
@@ -183,17 +120,12 @@ def ordered(
     count = len(program)
     total = runs * count
     streams = len(program.streams)
-    # 1. The streams with entries, those that hold a single copy, and those of which nobody asks.
-    kind = np.zeros(streams, np.int64)
-    if runs == 1:
-        kind[single_copy_streams(p, streams)] = 1
-    else:
-        line = before % total
-        line %= count
-        kind[:] = 2
-        kind[np.where(before < total, p.stream[line], p.also[line])] = 0
-    rank = np.argsort(np.argsort(kind, kind="stable"))
-    width = int((kind == 0).sum())
+    # 1. The streams with entries, and those of which nobody asks.
+    line = before % total % count
+    unasked = np.ones(streams, bool)
+    unasked[np.where(before < total, p.stream[line], p.also[line])] = False
+    rank = np.argsort(np.argsort(unasked, kind="stable"))
+    width = int((~unasked).sum())
     own = rank[p.stream]
     also = np.where(p.also >= 0, rank[p.also], -1)
     # 2. The walk.
@@ -206,9 +138,7 @@ def ordered(
         how.counts(len(of_line)), how.counts(runs * p.records, -1), how.counts(runs * p.records),
         how.small(runs * p.records * width),
     )  # fmt: skip
-    waits = int((p.kind == WAIT).sum())
-    tracked = int((kind < 2).sum())
-    how(_walk)(how.of(lines), state, Clocks.of(how, streams, width, waits, tracked), runs)
+    how(_walk)(how.of(lines), state, Clocks.of(how, streams, width), runs)
     return np.array(state.found, np.bool_)
 
 
@@ -258,7 +188,7 @@ def _answer(s: _State, c: Clocks, pair: int, line: int, own: int) -> int:
     while pair < len(s.at) and s.at[pair] == line:
         before = s.before[pair]
         other = s.own[before]
-        if other == own or includes(c, c.clocks, own * c.width, other, s.position[before]):
+        if other == own or c.clocks[own * c.width + other] >= s.position[before]:
             s.found[pair] = 1
         pair += 1
     return pair

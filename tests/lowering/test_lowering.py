@@ -18,7 +18,6 @@ import autosched as asc
 from autosched.lowering import lower
 from autosched.placement import Placement, Send
 from autosched.problem import Constraints
-from autosched.program.clocks import single_copy_streams
 from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
 from tests.strategies import graphs, machines
 from tests.verification.test_verify import WRITTEN, fn, written
@@ -360,22 +359,6 @@ def test_no_two_events_are_recorded_at_one_moment(graph, machine):
             fresh.remove(line.stream)
         elif isinstance(line, (Run, Copy, Wait)):
             fresh.update(occupied(line))
-
-
-def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
-    """Each copy has a stream of its own there; a place for each in every clock made clocks of as many."""
-    graph = asc.Graph()
-    values = list(graph.inputs("x", "y"))
-    for i in range(400):
-        values.append(graph.add(max, *values[-2:], name=f"t{i}"))
-    graph.output(values[-1])
-    program = asc.schedule(
-        graph, asc.Machine.emulated(gpus=2, contention=False), policy="round_robin"
-    ).program
-    copies = [i for i in program if isinstance(i, Copy)]
-    assert len(copies) > 400
-    single = single_copy_streams(program.columns, len(program.streams))
-    assert len(single) - single.sum() == 3
 
 
 def test_a_copy_that_is_wished_for_after_its_reader_is_before_it():
