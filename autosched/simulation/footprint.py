@@ -40,13 +40,11 @@ _CLOCKED = 32  # threads, the busiest; of others, all that they may ever hold co
 
 @without_collecting()
 def footprint(program: Program, problem: Problem) -> dict[str, tuple[float, ...]]:
-    """Return the bytes that each device holds: before the first instruction, and after each.
+    """Return the bytes that each device holds in a run: before the first instruction, and after each.
 
     Storage devices hold nothing. Inputs and constants are held on their own devices, as if no two
     shared memory. Results of runs and copies are held until they are freed. Views and in-place
-    writes take no memory. A value of unknown size counts ``default_nbytes``. In a loop, inputs and
-    constants count once, and all other runs in flight count with their peak, so that devices hold
-    no more for any interleaving of runs.
+    writes take no memory. A value of unknown size counts ``default_nbytes``.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -56,14 +54,34 @@ def footprint(program: Program, problem: Problem) -> dict[str, tuple[float, ...]
     >>> footprint(schedule.program, schedule.problem)
     {'cpu': (8.0, 16.0)}
     """
-    histories = _one_run(program, problem)
-    if program.in_flight == 1:
-        return histories
-    others = program.in_flight - 1
-    return {
-        name: tuple(nbytes + others * need.each for nbytes in histories[name])
-        for name, need in needs_of_runs(program, problem).items()
-    }
+    graph = problem.graph
+    costs = problem.costs
+    buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
+    held = {device.name: 0.0 for device in problem.machine.devices}
+    histories: dict[str, list[float]] = {name: [] for name in held}
+    sizes: dict[Buffer, float] = {}  # of the blocks in memory
+
+    def hold(at: int, device: str, nbytes: float) -> None:
+        """Add bytes to a device; until instruction ``at`` it held what it holds now."""
+        history = histories[device]
+        if at >= len(history):
+            history += [held[device]] * (at + 1 - len(history))
+        held[device] += 0.0 if is_storage(device) else nbytes
+
+    for source in buffers.sources.values():
+        sizes[source] = costs.value_nbytes(graph.values[source.value])
+        hold(-1, source.device, sizes[source])
+    for step in buffers.walk(program.instructions):
+        for made in step.made:
+            if made is not None and made.base is None and made not in sizes:
+                sizes[made] = costs.value_nbytes(graph.values[made.value])
+                hold(step.at, made.device, sizes[made])
+        if isinstance(step.instruction, Free):
+            (freed,) = step.reads
+            hold(step.at, freed.device, -sizes.pop(freed.block, 0.0))
+    for name in held:
+        hold(len(program), name, 0.0)
+    return {name: tuple(history) for name, history in histories.items()}
 
 
 def peaks(program: Program, problem: Problem) -> dict[str, float]:
@@ -116,7 +134,7 @@ def needs_of_runs(program: Program, problem: Problem) -> dict[str, Needs]:
     """
     threads = _Threads(program, problem)
     needs = {}
-    for name, history in _one_run(program, problem).items():
+    for name, history in footprint(program, problem).items():
         limit = problem.machine.device(name).nbytes
         each = threads.peak(_changes(history))
         most = math.inf if not each or math.isinf(limit) else (limit - history[0]) // each
@@ -197,37 +215,6 @@ def _most_between(held: Floats, least: Ints, most: Ints) -> Floats:
     return found
 
 
-def _one_run(program: Program, problem: Problem) -> dict[str, tuple[float, ...]]:
-    graph = problem.graph
-    costs = problem.costs
-    buffers = Buffers(graph, {graph.value(name).index: home for name, home in program.inputs})
-    held = {device.name: 0.0 for device in problem.machine.devices}
-    histories: dict[str, list[float]] = {name: [] for name in held}
-    sizes: dict[Buffer, float] = {}  # of the blocks in memory
-
-    def hold(at: int, device: str, nbytes: float) -> None:
-        """Add bytes to a device; until instruction ``at`` it held what it holds now."""
-        history = histories[device]
-        if at >= len(history):
-            history += [held[device]] * (at + 1 - len(history))
-        held[device] += 0.0 if is_storage(device) else nbytes
-
-    for source in buffers.sources.values():
-        sizes[source] = costs.value_nbytes(graph.values[source.value])
-        hold(-1, source.device, sizes[source])
-    for step in buffers.walk(program.instructions):
-        for made in step.made:
-            if made is not None and made.base is None and made not in sizes:
-                sizes[made] = costs.value_nbytes(graph.values[made.value])
-                hold(step.at, made.device, sizes[made])
-        if isinstance(step.instruction, Free):
-            (freed,) = step.reads
-            hold(step.at, freed.device, -sizes.pop(freed.block, 0.0))
-    for name in held:
-        hold(len(program), name, 0.0)
-    return {name: tuple(history) for name, history in histories.items()}
-
-
 def memory_over_time(program: Program, problem: Problem, timeline: Timeline) -> dict[str, History]:
     """Return for each device the (seconds, bytes) at which its memory use changes.
 
@@ -246,7 +233,7 @@ def memory_over_time(program: Program, problem: Problem, timeline: Timeline) -> 
     >>> memory_over_time(schedule.program, schedule.problem, schedule.simulate())
     {'cpu': ((0.0, 8.0), (0.0, 16.0), (1.0, 24.0), (2.0, 16.0))}
     """
-    histories = _one_run(program, problem)
+    histories = footprint(program, problem)
     runs = 1 + max((span.run for span in timeline.spans), default=0)
     changes = {name: _changes(history) for name, history in histories.items()}
     found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in histories}
