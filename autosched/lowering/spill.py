@@ -11,7 +11,7 @@ in this order:
 A spilled block is reloaded immediately before its next use, or earlier if memory is free. What is
 recomputed is decided before, in the graph. What was read from a file is not spilled: storage still
 has it, and it is read again. Nothing is spilled to storage. Memory that is written in parts is never
-moved. Copies to devices without a limit are as early as possible.
+moved. Copies to devices without a limit are prefetched in the same way, where memory is always free.
 
 Each free that makes room is in the program. ``hazards`` finds what must happen after it. Belady's
 rule (IBM Systems Journal 5, 1966) needs to know the next reads of values while runs are walked;
@@ -147,7 +147,6 @@ def spill_copies(
     """
     outputs = problem.constraints.outputs
     walk = _Walk(problem, Future(problem.graph, tasks, runs, outputs))
-    walk.send(walk.reads_of_sources())
     for device in problem.devices:
         walk.prefetch(device)
     for task, run in zip(tasks, runs, strict=True):
@@ -180,16 +179,6 @@ class _Walk:
                 self._fail(device, 0.0, "more")
 
     # ---- runs and outputs
-
-    def reads_of_sources(self) -> list[Use]:
-        """Return the versions read from their initial devices, in the order of first reads."""
-        uses = [Use(value.index, 0) for value in self.graph.sources]
-
-        def first(use: Use) -> float:
-            reads = (self.future.next_read(use, device) for device in self.future.readers(use))
-            return min(reads, default=math.inf)
-
-        return sorted(uses, key=first)
 
     def run(self, task: Task, run: Run) -> None:
         """Copy what a run reads, make room for its results, and issue it."""
@@ -225,16 +214,15 @@ class _Walk:
         self.busy = set()
         for block in dict.fromkeys(blocks.values()):
             self._update_next_use(block)
-        # 3. Copy the new versions: back to the caller, and to readers without a memory limit.
+        # 3. Copy the new versions back to the caller.
         self._copy_back(changed, device)
-        left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
-        self.send(left)
         # 4. Free blocks that are dead already, if only their owner's stream has used them.
         #    So no stream has to wait for these frees.
         for block in dict.fromkeys(blocks.values()) if self.limit[device] < math.inf else ():
             if block.users <= {block.owner} and self._is_dead(block):
                 self._free(block)
         # 5. Prefetch for the devices that may now copy more.
+        left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         readers = (reader for use in left for reader in self.future.readers(use))
         for reader in dict.fromkeys([device, *readers]):
             self.prefetch(reader)
@@ -269,20 +257,11 @@ class _Walk:
             self.busy.add(block)
         return {label: places[label] for label in uses}
 
-    def send(self, uses: Sequence[Use]) -> None:
-        """Copy versions to those of their readers whose memory has no limit."""
-        for use in uses:
-            for device in self.future.readers(use):
-                holders = self.table.devices(*use)
-                if math.isinf(self.limit[device]) and holders and device not in holders:
-                    self._bring(use, device, "")
-
     def prefetch(self, device: str) -> None:
         """Copy what the next runs of a device read, as far as it fits without eviction."""
         need = 0.0  # bytes that those runs read and their device lacks
         expected: set[Use] = set()
-        most = _AHEAD if self.limit[device] < math.inf else 0
-        for task in islice(self.future.runs.get(device, ()), most):
+        for task in islice(self.future.runs.get(device, ()), _AHEAD):
             for use in self.future.needs(task):
                 holders = self.table.devices(*use)
                 if device in holders or use in expected:
