@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+import numpy as np
+
+from autosched.bounds import chains
+from autosched.bounds.relaxation import Relaxation
 from autosched.policies.base.possible import Possible
 from autosched.problem import Problem
 
@@ -31,8 +35,11 @@ class IntegerTimes:
     unit: float
     devices: Sequence[tuple[int, ...]]  # by task
     seconds: Sequence[Sequence[int]]  # [task][device], 0 where it may not go
+    heads: Sequence[Sequence[int]]  # [task][device], a lower bound on its start there
+    tails: Sequence[Sequence[int]]  # [task][device], and on the time after its end
 
     @classmethod
+    @np.errstate(over="ignore")
     def of(cls, problem: Problem, horizon: float) -> IntegerTimes:
         """Convert a problem whose makespan is at most ``horizon`` seconds."""
         possible = Possible(problem)
@@ -42,7 +49,13 @@ class IntegerTimes:
             [_count(number, unit) if p in allowed else 0 for p, number in enumerate(row)]
             for row, allowed in zip(problem.seconds, devices, strict=True)
         ]
-        return cls(problem, unit, devices, seconds)
+        relaxed = Relaxation.of(problem)
+        own = np.where(np.isinf(relaxed.seconds), 0.0, relaxed.seconds)
+        heads, tails = (
+            [[_count(number, unit) for number in row] for row in (passed - own).clip(0.0).tolist()]
+            for passed in (chains.heads(relaxed), chains.tails(relaxed))
+        )
+        return cls(problem, unit, devices, seconds, heads, tails)
 
     def count(self, seconds: float) -> int:
         """Return a moment or a duration in units, rounded down but for rounding errors."""
@@ -84,58 +97,6 @@ class IntegerTimes:
                     if seconds > between.get((q, p), 0):
                         between[q, p] = seconds
         return found
-
-    @cached_property
-    def heads(self) -> Sequence[Sequence[int]]:
-        """Return by task and device a lower bound on its start there."""
-        given = [[0] * len(self.problem.devices) for _ in self.devices]
-        for task, reads in enumerate(self.problem.reads):
-            for datum in reads:
-                if self.problem.lists.maker[datum] < 0:
-                    ((_, row),) = self.sources[datum]
-                    for p in self.devices[task]:
-                        given[task][p] = max(given[task][p], self.copy(datum, row, p))
-        tasks = range(len(self.devices))
-        return self._longest(tasks, self.problem.before, given, forward=True)
-
-    @cached_property
-    def returned(self) -> Sequence[Sequence[int]]:
-        """Return by task and device how long it takes to copy written inputs back to their home."""
-        found = [[0] * len(self.problem.devices) for _ in self.devices]
-        for datum, home in self.problem.returns:
-            maker = self.problem.lists.maker[datum]
-            for p in self.devices[maker]:
-                found[maker][p] = max(found[maker][p], self.copy(datum, p, home))
-        return found
-
-    @cached_property
-    def tails(self) -> Sequence[Sequence[int]]:
-        """Return by task and device a lower bound on the time after its end there."""
-        tasks = reversed(range(len(self.devices)))
-        return self._longest(tasks, self.problem.after, self.returned, forward=False)
-
-    def _longest(
-        self,
-        tasks: Iterable[int],
-        beside: Sequence[Iterable[int]],
-        given: Sequence[Sequence[int]],
-        forward: bool,
-    ) -> list[list[int]]:
-        """Return the longest path to each task and device, other tasks on their best devices."""
-        passed = [list(row) for row in given]
-        for task in tasks:
-            for other in beside[task]:
-                between = self.apart.get((other, task) if forward else (task, other), {})
-                same = self.problem.lists.group[task] == self.problem.lists.group[other]
-                for p in self.devices[task]:
-                    ways = (
-                        passed[other][q]
-                        + self.seconds[other][q]
-                        + between.get((q, p) if forward else (p, q), 0)
-                        for q in ((p,) if same else self.devices[other])
-                    )
-                    passed[task][p] = max(passed[task][p], min(ways))
-        return passed
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
