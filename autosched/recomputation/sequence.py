@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.errors import ScheduleError
 from autosched.recomputation.annealing import Search
 from autosched.recomputation.chains import Chain
 
 _FEW = 16
-_PLACES = 50  # where the bound of seconds is computed
-_HALVINGS = 5  # to find a limit that suffices
 
 
 class Step(NamedTuple):
@@ -43,36 +41,11 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """An order in which a position that comes again is repeated; ``bound`` holds for all plans."""
+    """An order in which a position that comes again is repeated."""
 
     order: tuple[int, ...]
     seconds: float
     peak: float
-    bound: float
-
-
-def recomputed(
-    steps: Sequence[Step],
-    limit: float,
-    *,
-    base: float = 0.0,
-    seconds: float | None = None,
-    seed: int = 0,
-) -> Plan:
-    """Return a plan of little time whose peak is at most ``limit``; ``base`` is held all the time.
-
-    The search takes up to ``seconds``; by default, it is as long for the same steps on every machine.
-    Raises MemoryLimitError with the least limit that was found to suffice.
-
-    >>> steps = [Step(1, 4, (), 3), Step(1, 4, (0,), 3), Step(1, 4, (1,), 3), Step(1, 4, (2, 0), 3)]
-    >>> recomputed(steps, 16).order, recomputed(steps, 12).order
-    ((0, 1, 2, 3), (0, 1, 2, 3))
-    """
-    _check(steps, limit)
-    found = _planned(steps, limit - base, seconds, seed)
-    if found is None:
-        raise MemoryLimitError(_refusal(steps, limit, base, seconds, seed))
-    return found._replace(peak=found.peak + base)
 
 
 def curve(
@@ -83,17 +56,23 @@ def curve(
     seconds: float | None = None,
     seed: int = 0,
 ) -> list[Plan | None]:
-    """Return a plan for each limit, None where none was found: a lower limit is never faster."""
+    """Return a plan of little time for each limit of the peak, None where none was found.
+
+    A lower limit is never faster. ``base`` is held all the time. The search takes up to ``seconds``;
+    by default, it is as long for the same steps on every machine.
+
+    >>> steps = [Step(1, 4, (), 3), Step(1, 4, (0,), 3), Step(1, 4, (1,), 3), Step(1, 4, (2, 0), 3)]
+    >>> [plan and plan.order for plan in curve(steps, [16, 12, 8])]
+    [(0, 1, 2, 3), (0, 1, 2, 3), None]
+    """
     for limit in limits:
         _check(steps, limit)
     found = [_planned(steps, limit - base, seconds, seed) for limit in limits]
-    once = math.fsum(step.seconds for step in steps)
     plans: list[Plan | None] = []
-    for limit, own in zip(limits, found, strict=True):
+    for limit in limits:
         fitting = [plan for plan in found if plan and plan.peak <= limit - base]
         best = min(fitting, key=lambda plan: plan.seconds, default=None)
-        bound = own.bound if own else once
-        plans.append(best and best._replace(peak=best.peak + base, bound=bound))
+        plans.append(best and best._replace(peak=best.peak + base))
     return plans
 
 
@@ -110,13 +89,11 @@ def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: in
     last = last_uses(steps)
     order: tuple[int, ...] | None = tuple(range(len(steps)))
     plain = profile_of(steps, range(len(steps)))
-    bound = least_seconds(steps, last, plain, room)
     if max(plain, default=0.0) > room:
         if least_room(steps, last) > room:
             return None
         if len(steps) <= _FEW:
             order = _shortest(steps, room)
-            bound = math.fsum(steps[i].seconds for i in order or ())
         else:
             start = Chain(steps, plain, last, room).repetitions()
             order = Search(steps, start, seed).plan(room, seconds)
@@ -124,7 +101,7 @@ def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: in
         return None
     peak = peak_of(steps, order)
     took = math.fsum(steps[i].seconds for i in order)
-    return Plan(order, took, peak, bound) if peak <= room else None
+    return Plan(order, took, peak) if peak <= room else None
 
 
 def peak_of(steps: Sequence[Step], order: Sequence[int]) -> float:
@@ -159,25 +136,6 @@ def last_uses(steps: Sequence[Step]) -> list[int]:
     return [len(steps) if step.is_kept else i for i, step in zip(last, steps, strict=True)]
 
 
-def _refusal(
-    steps: Sequence[Step], limit: float, base: float, seconds: float | None, seed: int
-) -> str:
-    """Return what a plan needs at least, and which limit suffices."""
-    least = least_room(steps, last_uses(steps))
-    low = max(least, limit - base)
-    enough = peak_of(steps, range(len(steps)))
-    for _ in range(_HALVINGS):
-        found = _planned(steps, (low + enough) / 2, seconds, seed)
-        low, enough = (low, found.peak) if found else ((low + enough) / 2, enough)
-    return (
-        f"{limit:,.0f} B of memory do not suffice for {len(steps)} steps, also where they are "
-        f"repeated: any plan needs {least + base:,.0f} B, and {enough + base:,.0f} B suffice"
-    )
-
-
-# ---- bounds
-
-
 def least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
     """Return memory that every plan needs: at first runs, for what is read and what must stay.
 
@@ -192,34 +150,6 @@ def least_room(steps: Sequence[Step], last: Sequence[int]) -> float:
             change[since[i]] += step.nbytes
             change[min(last[i] + 1, len(steps))] -= step.nbytes
     return max((a + b for a, b in zip(here, accumulate(change), strict=False)), default=0.0)
-
-
-def least_seconds(
-    steps: Sequence[Step], last: Sequence[int], profile: Sequence[float], room: float
-) -> float:
-    """Return seconds that every plan within ``room`` takes.
-
-    What must be dropped while a step runs, and is read later, is repeated. The least of it is a
-    knapsack; its bound is that of parts of steps. It is computed where most memory would be held.
-    """
-    most = 0.0
-    span = max(1, -(-len(steps) // _PLACES))
-    for begin in range(0, len(steps), span):
-        at = max(range(begin, min(begin + span, len(steps))), key=profile.__getitem__)
-        over = profile[at] - room
-        others = [
-            (step.seconds / step.nbytes, step.nbytes)
-            for i, step in enumerate(steps[:at])
-            if step.nbytes and last[i] > at and step.last_repeat > at and i not in steps[at].reads
-        ]
-        more = 0.0
-        for rate, nbytes in sorted(others) if over > 0 else ():
-            more += rate * min(nbytes, over)
-            over -= nbytes
-            if over <= 0:
-                break
-        most = max(most, more)
-    return math.fsum(step.seconds for step in steps) + most * (1 - 1e-9)
 
 
 # ---- few steps

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched._lib.jit import Mode
-from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.errors import ScheduleError
 from autosched.recomputation import annealing, sequence
 from autosched.recomputation.chains import Chain
-from autosched.recomputation.sequence import Plan, Step, curve, recomputed
+from autosched.recomputation.sequence import Plan, Step, curve
 
 
 def peak(steps: list[Step], order: tuple[int, ...]) -> float:
@@ -43,7 +43,6 @@ def check(steps: list[Step], plan: Plan, limit: float) -> None:
     assert seen == len(steps)
     assert peak(steps, plan.order) == plan.peak <= limit
     assert plan.seconds == pytest.approx(sum(steps[i].seconds for i in plan.order))
-    assert plan.bound <= plan.seconds
 
 
 def brute_force(steps: list[Step], limit: float) -> float:
@@ -90,25 +89,15 @@ def chain(length: int) -> list[Step]:
     return steps
 
 
-def planned(steps: list[Step], limit: float) -> Plan | None:
-    try:
-        return recomputed(steps, limit)
-    except MemoryLimitError:
-        return None
-
-
 @given(graphs())
 def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
-    profile, last = sequence.profile_of(steps, range(len(steps))), sequence.last_uses(steps)
-    top = int(max(profile))
-    for limit in range(top + 1):
+    last = sequence.last_uses(steps)
+    for limit in range(int(sequence.peak_of(steps, range(len(steps)))) + 1):
         best = brute_force(steps, limit)
-        plan = planned(steps, limit)
+        (plan,) = curve(steps, [limit])
         assert (plan.seconds if plan else math.inf) == best
         if plan:
             check(steps, plan, limit)
-            assert plan.bound == pytest.approx(best)
-        assert sequence.least_seconds(steps, last, profile, limit) <= best
         assert best == math.inf or sequence.least_room(steps, last) <= limit
 
 
@@ -127,7 +116,7 @@ def binomial(length: int, room: int) -> float:
 @pytest.mark.parametrize(("length", "room"), [(4, 2), (5, 3), (6, 3), (6, 4), (20, 4)])
 def test_chains_are_repeated_as_often_as_known(length, room):
     steps = chain(length)
-    plan = recomputed(steps, room)
+    (plan,) = curve(steps, [room])
     check(steps, plan, room)
     assert plan.seconds == length + binomial(length, room)
 
@@ -152,7 +141,7 @@ def test_plans_of_more_steps_keep_the_law(steps, part):
 
 def test_what_only_a_repetition_reads_is_kept_for_it():
     steps = [Step(10, 1, (), 4), Step(1, 5, (0,), 4), Step(1, 5, (), 4), Step(1, 1, (2,), 4)]
-    plan = recomputed([*steps, Step(1, 1, (1, 3))], 8)
+    (plan,) = curve([*steps, Step(1, 1, (1, 3))], [8])
     assert plan.order == (0, 1, 2, 3, 1, 4)
 
 
@@ -170,9 +159,9 @@ def test_compiled_or_not_the_order_is_the_same(monkeypatch, seed):
 
 def test_where_a_limit_has_no_plan_of_its_own_a_lower_one_has(monkeypatch):
     steps = [Step(1, 1, (), 4), Step(1, 1, (), 4), Step(1, 1, (1,), 4), Step(1, 1, (0, 2), 4)]
-    plan = recomputed(steps, 3)
+    (plan,) = curve(steps, [3])
     monkeypatch.setattr(sequence, "_planned", lambda _, room, *__: plan if room == 3 else None)
-    assert curve(steps, [3.5, 3, 2]) == [plan._replace(bound=4), plan, None]
+    assert curve(steps, [3.5, 3, 2]) == [plan, plan, None]
 
 
 def test_a_lower_limit_is_never_faster():
@@ -186,18 +175,12 @@ def test_a_lower_limit_is_never_faster():
     assert plans[0].order == tuple(range(24))
 
 
-def test_a_limit_that_suffices_is_named():
-    with pytest.raises(MemoryLimitError, match="any plan needs 5 B, and 5 B suffice"):
-        recomputed([Step(1, 2, (), 9), Step(1, 2, (0,), 9), Step(1, 2, (1,), 9)], 3, base=1)
-
-
 @pytest.mark.parametrize("limit", [-1, math.nan])
 def test_limits_are_amounts(limit):
     with pytest.raises(ScheduleError, match="at least 0 B"):
-        recomputed([], limit)
+        curve([], [limit])
 
 
 def test_a_device_without_steps_holds_what_it_has():
-    assert recomputed([], 8.0, base=8.0).peak == 8.0
-    with pytest.raises(MemoryLimitError):
-        recomputed([], 7.0, base=8.0)
+    within, above = curve([], [8.0, 7.0], base=8.0)
+    assert (within.peak, above) == (8.0, None)
