@@ -13,7 +13,7 @@ names are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,26 +90,18 @@ def choices(problem: Problem, homes: Mapping[int, str]) -> Choices:
     """
     graph = problem.graph
     machine = problem.machine
-    parent = list(range(len(graph.tasks)))
+    count = len(graph.tasks)
     several = len(set(machine.ranks.values())) > 1
     ordered = list(_ordered(graph)) if several else []
     if graph.is_plain and not ordered and not any(problem.bound):
-        return Choices([machine.computing] * len(parent), parent, open=not machine.storage)
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    for one, other in _pairs(problem):
-        a, b = sorted((find(one), find(other)))
-        parent[b] = a
+        return Choices([machine.computing] * count, list(range(count)), open=not machine.storage)
+    group = _joined(count, _pairs(problem))
     pinned: dict[int, tuple[str, str, int]] = {}
     for index, device, why in _pins(problem, homes):
         machine.device(device)
-        required, reason, first = pinned.setdefault(find(index), (device, why, index))
+        required, reason, first = pinned.setdefault(group[index], (device, why, index))
         if required != device:
-            members = (task for task in graph.tasks if find(task.index) == find(index))
+            members = (task for task in graph.tasks if group[task.index] == group[index])
             tied = [bond for task in members for bond in bonds(task, problem.kept)]
             together = listed(graph.values[value].name for value in dict.fromkeys(chain(*tied)))
             raise ScheduleError(
@@ -117,12 +109,26 @@ def choices(problem: Problem, homes: Mapping[int, str]) -> Choices:
                 + (f"; {together} are kept together" if tied else "")
                 + _writers_between(problem, first, index)
             )
-    group = [find(i) for i in range(len(graph.tasks))]
     where: dict[int, tuple[str, ...]] = {g: (pin[0],) for g, pin in pinned.items()}
     if ordered:
         group, within = _in_ranks(graph, machine, ordered, group, where)
         where = {**within, **where}
     return Choices([where.get(g, machine.computing) for g in group], group)
+
+
+def _joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each of so many numbers the least with which pairs connect it."""
+    parent = list(range(count))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    for one, other in pairs:
+        a, b = sorted((find(one), find(other)))
+        parent[b] = a
+    return [find(i) for i in range(count)]
 
 
 def _ordered(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -148,20 +154,11 @@ def _in_ranks(
     Return the groups, and the devices of some of them. If one of these tasks has to be on a device,
     the others must be on its rank; else all of them share a device.
     """
-    whole = list(range(len(group)))
-
-    def find(i: int) -> int:
-        while whole[i] != i:
-            whole[i] = i = whole[whole[i]]
-        return i
-
-    for one, other in ordered:
-        a, b = sorted((find(group[one]), find(group[other])))
-        whole[b] = a
+    whole = _joined(len(group), ((group[one], group[other]) for one, other in ordered))
     ranks = machine.ranks
     first: dict[int, int] = {}
     for g, (device, *_) in pinned.items():
-        other = first.setdefault(find(g), g)
+        other = first.setdefault(whole[g], g)
         if ranks[pinned[other][0]] != ranks[device]:
             raise ScheduleError(
                 f"tasks {graph.tasks[other].name!r} and {graph.tasks[g].name!r} must be on one "
@@ -172,8 +169,8 @@ def _in_ranks(
     held: dict[int, tuple[str, ...]] = {}
     for name, number in ranks.items():
         held[number] = (*held.get(number, ()), name)
-    within = {g: held[rank[find(g)]] for g in group if find(g) in rank}
-    return [g if find(g) in rank else find(g) for g in group], within
+    within = {g: held[rank[whole[g]]] for g in group if whole[g] in rank}
+    return [g if whole[g] in rank else whole[g] for g in group], within
 
 
 def _writers_between(problem: Problem, first: int, last: int) -> str:
