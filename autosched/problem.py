@@ -397,6 +397,11 @@ def _tabulated(problem: Problem) -> _Tabulated:
     ]
     maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
     back = [number[problem.homes[values[datum].index]] for datum in returned]
+    paths = _paths(machine, bool(costs.pageable))
+    apart = np.flatnonzero(np.isinf(paths["latency"][: count * count]))
+    if len(apart):
+        one, other = (machine.names[end] for end in divmod(apart[0], count))
+        raise ScheduleError(f"no link joins {one!r} and {other!r}, also not by way of others")
     before_at, before = _ragged(_others(graph, reads, maker.tolist()))
     reads_at, flat_reads = _ragged(reads)
     tables = Tables(
@@ -417,7 +422,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
         begin=np.array([0.0 if replay is None else replay.call + replay.graph]),
         returns=np.array(returned, np.int64),
         returns_to=np.array(back, np.int64),
-        **_paths(machine, bool(costs.pageable)),
+        **paths,
     )
     return _Tabulated(
         names=[value.name for value in values],
@@ -620,14 +625,12 @@ def _way(
     found = [machine.link(*ends) for ends in pairwise(way)]
     links = [link for link in found if link is not None]
     if not links:
-        raise ScheduleError(
-            f"no link joins {source.name!r} and {destination.name!r}, and none do by way of others: "
-            "the devices of a machine exchange data"
-        )
+        return math.inf, math.inf, True
     rates = [link.bytes_per_second for link in links]
     if slow and source.kind == "cpu" and machine.device(way[1]).kind != "cpu":
         rates[0] = links[0].pageable_bytes_per_second or rates[0]
-    rate = rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
+    slowness = sum(1 / rate for rate in rates)
+    rate = rates[0] if len(rates) == 1 else 1 / slowness if slowness else math.inf
     return sum(link.latency for link in links), rate, len(links) == 1
 
 

@@ -461,11 +461,13 @@ class Machine:
 
     @cached_property
     def _neighbours(self) -> dict[str, list[str]]:
-        """The devices to which links lead from each device, apart from a network's."""
+        """The devices to which copies go from each device, apart from a network's: none is storage."""
         found: dict[str, list[str]] = {}
         for link in self.links:
-            found.setdefault(link.source, []).append(link.destination)
-            found.setdefault(link.destination, []).append(link.source)
+            ends = link.source, link.destination
+            for source, destination in (ends, ends[::-1]):
+                if not is_storage(destination):
+                    found.setdefault(source, []).append(destination)
         return found
 
     def __repr__(self) -> str:

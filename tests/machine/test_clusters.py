@@ -79,7 +79,8 @@ def test_there_is_no_way_without_a_network_or_without_ranks():
     assert apart.copy_seconds("cuda:0", "cuda:1", 1) == math.inf
     three = [Device("cpu"), Device("cuda:0"), Device("cuda:1")]
     hub = Machine(three, [Link("cpu", "cuda:0", 1e9), Link("cpu", "cuda:1", 1e9)])
-    assert hub.route("cuda:0", "cuda:1") == ()
+    assert hub.route("cuda:0", "cuda:1") == ("cuda:0", "cpu", "cuda:1")
+    assert hub.copy_seconds("cuda:0", "cuda:1", 1e9) == 2
 
 
 def test_json_text_and_copies_keep_ranks_and_network():
