@@ -101,7 +101,6 @@ def verify(program: Program, graph: Graph | Problem, machine: Machine | None = N
     if machine is not None:
         check_machine(program, machine)
     check_waits(program)
-    check_storage(program, graph)
     at: dict[str, str | None] = {HOST: None, STORAGE: None}
     if machine is not None:
         at = {HOST: machine.host, STORAGE: (*machine.storage, machine.host)[0]}
@@ -140,21 +139,6 @@ def check_machine(program: Program, machine: Machine) -> None:
         if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
             what = f"no link joins {copy.source} and {copy.destination}"
             raise ProgramError(excerpt(program, at, "place", what, None))
-
-
-def check_storage(program: Program, graph: Graph) -> None:
-    """Check that nothing but reads runs on storage, and that nothing is copied to it."""
-    found = {i.destination for i in program.instructions if type(i) is Copy}
-    found |= {stream.device for stream in program.streams}
-    for at, each in enumerate(program.instructions if any(map(is_storage, found)) else ()):
-        if isinstance(each, Copy) and is_storage(each.destination):
-            what = f"{each.value!r} is copied to {each.destination}, which is only read"
-            raise ProgramError(excerpt(program, at, "place", what, None))
-        if isinstance(each, Run) and is_storage(each.stream.device):
-            task = graph.names.get(each.task)
-            if isinstance(task, (Task, Value)) and not graph.task(each.task).reads_file:
-                what = f"task {each.task!r} cannot run on {each.stream.device}, which is storage"
-                raise ProgramError(excerpt(program, at, "place", what, None))
 
 
 # A version of a value on a device, as one number: that of the value, plus _DEVICE times that of the
@@ -305,6 +289,7 @@ class _Walk:
         # By set of values kept together, the first run that made or wrote one.
         self.bound: dict[tuple[int, ...], Run] = {}
         self.rank = dict(program.ranks)
+        self.storage = {s.device for s in program.streams if is_storage(s.device)}
         self.recorder: dict[int, Stream] = {}  # by event
         self.sharing: dict[int, Run] = {}  # by state that tasks share, the first that has it
         self.before = array("q")  # the pairs of lines that must be ordered
@@ -405,6 +390,9 @@ class _Walk:
         device = self.devices[run.stream.device]
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
+        if run.stream.device in self.storage and not task.reads_file:
+            what = f"task {task.name!r} cannot run on {run.stream.device}, which is storage"
+            self._fail("place", what)
         if task.index in self.must or self.kept or self.rank:
             self._place(run, task)
         if self.follows:
@@ -536,6 +524,9 @@ class _Walk:
                 "presence",
                 f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
             )
+        if is_storage(copy.destination):
+            what = f"{copy.value!r} is copied to {copy.destination}, which is only read"
+            self._fail("place", what)
         value = self._value(copy.value)
         index = value.index + copy.version * _VERSION
         source = index + self.devices[copy.source]

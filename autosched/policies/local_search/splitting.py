@@ -215,7 +215,7 @@ class _Splitter:
         return tuple(np.cumsum(np.cumsum(each, 0), 1)[: n + 1, : n + 1] for each in (into, out))  # type: ignore[return-value]
 
     def _data(self) -> Iterable[tuple[int, list[int], float]]:
-        """Yield the unit that makes a datum, or -1, the units that read it, and a copy's seconds."""
+        """Yield the unit that makes a datum, or -1, the units that read it, and a copy's mean seconds."""
         t = self.problem.lists
         unit = self.units.unit.tolist()
         readers: list[dict[int, None]] = [{} for _ in t.maker]
@@ -223,26 +223,15 @@ class _Splitter:
             for datum in reads:
                 if unit[task] >= 0:
                     readers[datum][unit[task]] = None
-        finite = np.isfinite(self.problem.tables.latency)
         for datum, units in enumerate(readers):
             maker = t.maker[datum]
             if maker >= 0 and unit[maker] < 0:
                 continue
-            row = t.row[datum] if maker < 0 else -1
-            seconds = self._mean_copy(datum, row, finite)
-            yield (-1 if maker < 0 else unit[maker]), list(units), seconds
-
-    def _mean_copy(self, datum: int, row: int, finite: NDArray[np.bool_]) -> float:
-        """Return the seconds of a copy of a datum, over all links that may carry it."""
-        count = len(self.problem.devices)
-        rows = range(count) if row < 0 else (row,)
-        found = [
-            self.problem.copy_seconds(datum, p, q)
-            for p in rows
-            for q in range(count)
-            if p % count != q and finite[p * count + q]
-        ]
-        return sum(found) / len(found) if found else 0.0
+            count = len(self.problem.devices)
+            rows = range(count) if maker >= 0 else (t.row[datum],)
+            pairs = [(p, q) for p in rows for q in range(count) if p % count != q]
+            total = sum(self.problem.copy_seconds(datum, *ends) for ends in pairs)
+            yield (-1 if maker < 0 else unit[maker]), list(units), total / max(len(pairs), 1)
 
     def _load(self, stage: Ints, device: Ints) -> float:
         """Return the greatest load: of compute streams, or of copies out or in if these overlap.
@@ -263,7 +252,7 @@ class _Splitter:
             p = where[t.maker[datum]] if t.maker[datum] >= 0 else t.home[datum]
             row = p if t.maker[datum] >= 0 else t.row[datum]
             seconds = problem.copy_seconds(datum, row, q)
-            if p != q and seconds < math.inf:
+            if p != q:
                 path = p * len(loads) + q
                 loads[p, 1] += seconds * t.holds_out[path]
                 loads[q, 2] += seconds * t.holds_in[path]
