@@ -227,9 +227,8 @@ def durations(program: Program, problem: Problem) -> tuple[float, ...]:
         elif type(instruction) is Copy:
             nbytes = costs.value_nbytes(graph.value(instruction.value))
             slow = bool(costs.pageable) and is_pageable(instruction, problem)
-            found[i] = machine.copy_seconds(
-                instruction.source, instruction.destination, nbytes, slow
-            )
+            link = machine.link(instruction.source, instruction.destination)
+            found[i] = math.inf if link is None else link.seconds(nbytes, slow)
     if math.inf in found:
         never = program.instructions[found.index(math.inf)]
         raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
