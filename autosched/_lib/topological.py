@@ -68,10 +68,10 @@ def best_order(
     orders = [topological_order(before, nodes), topological_order(before, fallen)]
     orders += [_depth_first(before, after, key) for key in (fallen, rank)]
     best: tuple[_Made, list[int]] | None = None
-    for order in dict.fromkeys(map(tuple, orders)):
-        made = make([*order])
+    for i, order in enumerate(orders):
+        made = None if order in orders[:i] else make(order)
         if made is not None and (best is None or load(made) < load(best[0])):
-            best = made, [*order]
+            best = made, order
     random = np.random.default_rng(seed)
     for number, noise in zip(count(), cycle(_NOISE)):
         if best is None or not going_on(number, load(best[0])):

@@ -410,7 +410,7 @@ class Machine:
             way = (source, *stops, destination)
             if None not in way and len({*way}) == len(way) and all(map(self.link, way, way[1:])):
                 return way
-        ways = {source: (source,)}
+        ways: dict[str, tuple[str, ...]] = {source: (source,)}
         for name in (queue := [source]):
             for other in self._neighbours.get(name, ()):
                 if other not in ways:

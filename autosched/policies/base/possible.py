@@ -33,9 +33,9 @@ class Possible:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self._group = problem.lists.group
+        self._group: list[int] = problem.lists.group
         everywhere = tuple(range(len(problem.devices)))
-        self._devices = [everywhere] * len(problem.tasks)  # by group
+        self._devices: list[tuple[int, ...]] = [everywhere] * len(problem.tasks)  # by group
         finite = "its seconds, or those of what shares its memory, are finite on"
         limited = ~(problem.allowed & problem.finite).all(axis=1)
         for task in np.flatnonzero(limited).tolist():
