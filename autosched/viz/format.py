@@ -122,14 +122,3 @@ def summary(timeline: Timeline) -> str:
     if timeline.doubt:
         text += f", clocks agree within {duration(timeline.doubt)}"
     return f"{text}, with {timeline.guess}" if timeline.guess else text
-
-
-def thinned(steps: Steps, most: int) -> list[tuple[float, float]]:
-    """Return at most ``most`` steps (seconds, amount), each the maximum of those it replaces.
-
-    >>> thinned([(0, 1), (1, 3), (2, 2)], 2)
-    [(0, 3), (2, 2)]
-    """
-    size = -(-len(steps) // most)
-    groups = (steps[i : i + size] for i in range(0, len(steps), size or 1))
-    return [(group[0][0], max(amount for _, amount in group)) for group in groups]

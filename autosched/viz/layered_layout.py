@@ -12,7 +12,6 @@ Input and output are numbers. Knows no tasks, no devices and no SVG.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,14 +221,13 @@ class _Sheet:
     def lanes(self, trunks: Mapping[Trunk, Sequence[int]]) -> dict[Trunk, int]:
         """Give the edges of one source that share a gutter one lane, without overlapping others."""
         lane: dict[Trunk, int] = {}
-        ended: dict[int, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
+        ends: dict[int, list[int]] = {}  # by gutter, the last rank of each lane
         for trunk in sorted(trunks, key=lambda trunk: (self.rank[trunk[1]], trunk)):
             gutter, source = trunk
-            heap = ended.setdefault(gutter, [])
-            is_reused = heap and heap[0][0] <= self.rank[source]
-            lane[trunk] = heapq.heappop(heap)[1] if is_reused else len(heap)
-            last = max(self.rank[self.edges[i][1]] for i in trunks[trunk])
-            heapq.heappush(heap, (last, lane[trunk]))
+            mine = ends.setdefault(gutter, [])
+            free = (k for k, last in enumerate(mine) if last <= self.rank[source])
+            lane[trunk] = k = next(free, len(mine))
+            mine[k : k + 1] = [max(self.rank[self.edges[i][1]] for i in trunks[trunk])]
         return lane
 
     def ports(self, end: int, passes: Sequence[float | None]) -> list[float]:

@@ -30,7 +30,7 @@ from autosched.program.program import Copy, Program, Run
 from autosched.timeline.timeline import Timeline, preceding_spans
 from autosched.viz.dag import graph_parts
 from autosched.viz.drawing import phases
-from autosched.viz.format import Steps, natural, summary, thinned
+from autosched.viz.format import Steps, natural, summary
 from autosched.viz.gantt import entries, gantt_rows, span_key
 from autosched.viz.svg import PREAMBLE, escape, legend, legend_width
 
@@ -281,5 +281,8 @@ def _times(
 
 
 def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:
-    few = thinned(steps, STEPS)
-    return {"start": [round(time / tick) for time, _ in few], "nbytes": [round(n) for _, n in few]}
+    """Return at most ``STEPS`` steps, each the maximum of those it replaces."""
+    size = -(-len(steps) // STEPS)
+    few = [steps[i : i + size] for i in range(0, len(steps), size or 1)]
+    nbytes = [round(max(held for _, held in group)) for group in few]
+    return {"start": [round(group[0][0] / tick) for group in few], "nbytes": nbytes}

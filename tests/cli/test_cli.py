@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -176,11 +177,7 @@ def builder(tmp_path):
 def plan(tmp_path, builder):
     """Return a saved schedule of the graph in ``builder``, as arguments of commands."""
     path = tmp_path / "plan.json"
-    graph = autosched.Graph("two layers")
-    x, w = graph.inputs("x", "w")
-    h = graph.add(torch.matmul, x, w, name="h", on="cuda:0", seconds=1e-3, nbytes=4096)
-    graph.output(loss=graph.add(torch.sum, h, name="loss", on="cuda:1", seconds=1e-3))
-    autosched.schedule(graph, autosched.Machine.emulated(gpus=2)).save(path)
+    runpy.run_path(builder)["schedule"]().save(path)
     return str(path), "--graph", f"{builder}:graph"
 
 

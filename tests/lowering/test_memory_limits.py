@@ -252,9 +252,6 @@ def test_a_version_may_come_again_only_once_it_was_freed() -> None:
         asc.verify(replace(schedule.program, instructions=tuple(left)), schedule.graph)
 
 
-# ---- policies that mind memory
-
-
 # ---- the laws, on any graph
 
 

@@ -111,36 +111,32 @@ def two_copies():
     return graph, asc.Costs.table({}, nbytes={"x": 1.5, "y": 3.5})
 
 
-def test_copies_to_different_devices_do_not_disturb_each_other():
+@pytest.mark.parametrize(
+    ("home", "ways", "expected"),
+    [
+        ("cpu", ("cuda:0/copy-in copy x <- cpu", "cuda:1/copy-in copy y <- cpu"), [0, 0, 2, 4]),
+        (
+            "cuda:2",
+            (
+                "cuda:2/copy-out copy x -> cuda:0/copy-in",
+                "cuda:2/copy-out copy y -> cuda:1/copy-in",
+            ),
+            [0, 2, 2, 6],
+        ),
+    ],
+    ids=["to two devices, which do not disturb each other", "that leave one device"],
+)
+def test_copies_follow_each_other_where_they_share_a_stream(home, ways, expected):
+    links = [asc.Link("cuda:2", f"cuda:{i}", 1, 0.5) for i in range(2)]
+    machine = asc.Machine([*DEVICES, asc.Device("cuda:2")], [*LINKS, *links])
     graph, costs = two_copies()
-    copies = """
-    cuda:0/copy-in copy x <- cpu
-    cuda:0/copy-in record e0
-    cuda:1/copy-in copy y <- cpu
-    cuda:1/copy-in record e1"""
+    copies = "\n".join(f"{way}\n{way.split()[0]} record e{i}" for i, way in enumerate(ways))
     text = COPIES.format(
-        home="cpu", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in"
-    )
-    spans, _ = timeline(graph, text, costs)
-    assert spans == [("x", 0, 2), ("y", 0, 4), ("a", 2, 3), ("b", 4, 5)]
-
-
-def test_copies_that_leave_one_device_follow_each_other_though_they_enter_two():
-    machine = asc.Machine(
-        [asc.Device(f"cuda:{i}") for i in range(3)],
-        [asc.Link("cuda:2", f"cuda:{i}", 1, 0.5) for i in range(2)],
-    )
-    graph, costs = two_copies()
-    copies = """
-    cuda:2/copy-out copy x -> cuda:0/copy-in
-    cuda:2/copy-out record e0
-    cuda:2/copy-out copy y -> cuda:1/copy-in
-    cuda:2/copy-out record e1"""
-    text = COPIES.format(
-        home="cuda:2", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in"
+        home=home, copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in"
     )
     spans, found = timeline(graph, text, costs, machine)
-    assert spans == [("x", 0, 2), ("y", 2, 6), ("a", 2, 3), ("b", 6, 7)]
+    assert [(name, start) for name, start, _ in spans] == list(zip("xyab", expected, strict=True))
+    assert [end - start for _, start, end in spans] == [2, 4, 1, 1]
     assert found.overlap().together_seconds == 1
 
 
