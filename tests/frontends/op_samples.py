@@ -1,18 +1,20 @@
 """The samples of torch's own operator tests (``op_db``), run eagerly, by capture and by a schedule.
 
-Knows no operator but those of ``UNDEFINED``.
+Knows no operator but those of ``UNDEFINED`` and ``LAYOUTS``.
 """
 
-import copy
+from __future__ import annotations
+
 import sys
 import types
 import unittest
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import autosched as asc
 from autosched._lib.tree import flatten, transform
@@ -39,56 +41,41 @@ MACHINE = asc.Machine.emulated(gpus=2)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A sample: a function of torch's, its arguments, and how it is called."""
+class Sample:
+    """A call of a function of torch, by name."""
 
     name: str
-    form: str
-    fn: Any
-    given: tuple[Any, tuple[Any, ...], dict[str, Any]]
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-    def arguments(self) -> Any:
-        """Return copies of the arguments: what shares memory shares memory in the copies."""
-        twins: dict[int, Any] = {}
-        memo: dict[int, Any] = {}
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, each once."""
+        found = (leaf for leaf in flatten((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+        return list({id(tensor): tensor for tensor in found}.values())
 
-        def bare(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            twin = twins.setdefault(id(leaf), leaf.detach())
-            if twin.layout != torch.strided:  # deepcopy asks for a storage
-                memo[id(twin)] = twin.clone()
-            return twin
+    def on(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Call the function on other tensors; return its results as one list."""
+        twins = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
 
-        given = copy.deepcopy(transform(bare, self.given), memo)
-        if self.form == "backward":
-            for old, new in zip(flatten(self.given), flatten(given), strict=True):
-                if isinstance(old, torch.Tensor) and old.requires_grad:
-                    new.requires_grad_()
-        return given
+        def twin(leaf: Any) -> Any:
+            return twins[id(leaf)] if isinstance(leaf, Tensor) else leaf
 
-    def step(self, first: Any, args: Any, kwargs: Any) -> Any:
-        """Call the function; also differentiate what it returns, where this is asked for."""
-        if self.form == "in place":
-            first = first.clone()
-        result = self.fn(first, *args, **kwargs)
-        if self.form != "backward":
-            return result
-        wanted = [leaf for leaf in flatten((first, args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        wanted = [leaf for leaf in wanted if leaf.requires_grad]
-        found = [
-            leaf
-            for leaf in flatten(result)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
-        if not found or not wanted:
-            return result
-        weights = [
-            torch.linspace(0.5, 1.5, leaf.numel()).to(leaf.dtype).reshape(leaf.shape)
-            for leaf in found
-        ]
-        grads = torch.autograd.grad(found, wanted, weights, allow_unused=True)
-        return [leaf.detach() for leaf in found], grads
+        args, kwargs = transform(twin, (self.args, self.kwargs))
+        return [leaf for leaf in flatten(self.fn(*args, **kwargs)) if leaf is not None]
+
+    def copies(self) -> list[Tensor]:
+        """Return copies of the tensors, with their strides."""
+        return list(map(_copy, self.tensors))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    made.copy_(tensor.detach())
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def operators() -> list[Any]:
@@ -112,79 +99,98 @@ def operators() -> list[Any]:
     return [op for op in op_db if op.supported_dtypes("cpu") and op.name not in UNDEFINED]
 
 
-def cases(op: Any, form: str) -> Iterator[Case]:
-    """Yield the samples of an operator in a form; none if it has no such form."""
+def samples(op: Any, dtype: torch.dtype, form: str) -> Iterator[Sample]:
+    """Yield the samples of an operator in a form; none if it has no such form for this dtype.
+
+    Forms are ``function``, ``in place``, and ``backward``, which differentiates the results, too.
+    """
     fn = op.inplace_variant if form == "in place" else op.op
-    dtype = _dtype(op)
-    if fn is None or (
-        form == "backward" and not (op.supports_autograd and dtype.is_floating_point)
-    ):
+    is_backward = form == "backward"
+    if fn is None or dtype not in op.supported_dtypes("cpu"):
+        return
+    if is_backward and not (op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")):
         return
     torch.manual_seed(0)
-    for i, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=form == "backward")):
-        if form != "in place" or not sample.broadcasts_input:
-            yield Case(
-                f"{op.formatted_name}[{i}] {form}",
-                form,
-                fn,
-                (sample.input, sample.args, sample.kwargs),
+    for given in op.sample_inputs("cpu", dtype, requires_grad=is_backward):
+        if form != "in place" or not given.broadcasts_input:
+            yield Sample(
+                f"{op.formatted_name} {form}",
+                _differentiated(fn) if is_backward else fn,
+                (given.input, *given.args),
+                given.kwargs,
             )
 
 
-def _dtype(op: Any) -> torch.dtype:
+def _differentiated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also returns the gradients of its results."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        made = fn(*args, **kwargs)
+        leaves = (leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Tensor))
+        wanted = list({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
+        found = [leaf for leaf in flatten(made) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not found or not wanted:
+            return made
+        weights = [leaf.detach() * 0 + _ramp(leaf) for leaf in found]
+        grads = torch.autograd.grad(found, wanted, weights, allow_unused=True)
+        return [leaf.detach() for leaf in flatten(made) if isinstance(leaf, Tensor)], grads
+
+    return both
+
+
+def _ramp(like: Tensor) -> Tensor:
+    return torch.linspace(0.5, 1.5, like.numel()).to(like.dtype).reshape(like.shape)
+
+
+def dtype_of(op: Any) -> torch.dtype:
+    """Return the dtype of an operator's samples: float32, if it knows that."""
     known = op.supported_dtypes("cpu")
     wanted = (torch.float32, torch.int64, torch.bool)
     return next((dtype for dtype in wanted if dtype in known), sorted(known, key=str)[0])
 
 
-def examine(case: Case) -> str | None:
+def outcome(sample: Sample, run: Callable[..., list[Any]] | None = None) -> list[Any]:
+    """Return the results of a sample, or of what runs it, and its arguments afterwards."""
+    given = sample.copies()
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [*(sample.on(given) if run is None else run(*given)), *given]
+
+
+def examine(sample: Sample) -> str | None:
     """Return how capture or a schedule differs from eager; None where all are equal.
 
     What begins with ``eager:`` is what torch raises, and with ``refused:`` what we say.
     """
-    given = case.arguments()
     try:
-        expected = _run(lambda: case.step(*given), given)
+        expected = outcome(sample)
     except Exception as error:  # on this machine, or with gradients of this form
         return f"eager: {error}"
     try:
-        graph = asc.capture(case.step, *case.arguments())
+        graph = asc.capture(lambda *tensors: sample.on(tensors), *sample.copies())
     except asc.AutoschedError as error:
         return f"refused: {error}"
-    for way in (_serially, _scheduled):
-        given = case.arguments()
+
+    def serially(*given: Tensor) -> Any:
+        return graph.finish(graph.run_serial(**graph.feed(*given)))
+
+    def scheduled(*given: Tensor) -> Any:
+        how = {"policy": scattered(0), "outputs": "cpu", "backend": "virtual", "check": True}
+        with asc.schedule(graph, MACHINE, **how) as schedule:
+            return graph.finish(schedule(**graph.feed(*given)))
+
+    for way in (serially, scheduled):
         try:
-            found = _run(
-                lambda way=way, given=given: graph.finish(way(graph, graph.feed(*given))), given
-            )
+            found = outcome(sample, way)
         except Exception as error:
             return f"{way.__name__} raises {type(error).__name__}: {error}"
         wrong = difference(expected, found)
-        if wrong is None and case.name.partition("[")[0] not in LAYOUTS:
+        if wrong is None and sample.name.partition(" ")[0] not in LAYOUTS:
             wrong = _layout(expected, found)
         if wrong is not None:
             return f"{way.__name__} {wrong}"
     return None
-
-
-def _serially(graph: asc.Graph, inputs: Any) -> Any:
-    return graph.run_serial(**inputs)
-
-
-def _scheduled(graph: asc.Graph, inputs: Any) -> Any:
-    policy = scattered(0)
-    with asc.schedule(
-        graph, MACHINE, policy=policy, outputs="cpu", backend="virtual", check=True
-    ) as schedule:
-        return schedule(**inputs)
-
-
-def _run(call: Any, given: Any) -> tuple[Any, Any]:
-    """Return what a call returns, and what its arguments are afterwards."""
-    torch.manual_seed(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return call(), given
 
 
 def _layout(expected: Any, found: Any) -> str | None:

@@ -5,7 +5,7 @@ All of them are slow; a sample of them is not.
 
 import pytest
 
-from tests.frontends.op_samples import FORMS, UNDEFINED, cases, examine, operators
+from tests.frontends.op_samples import FORMS, UNDEFINED, dtype_of, examine, operators, samples
 
 PIECES = 20
 MOST = 24  # samples of one operator, evenly spaced: some have hundreds that differ in numbers alone
@@ -15,11 +15,11 @@ def wrong(ops, form, most):
     """Return what is wrong with samples of these operators, by their names."""
     found = {}
     for op in ops:
-        samples = list(cases(op, form))
-        for case in samples[:: max(1, -(-len(samples) // most))]:
-            said = examine(case)
+        given = [each for each in samples(op, dtype_of(op), form) if each.tensors]
+        for number, sample in enumerate(given[:: max(1, -(-len(given) // most))]):
+            said = examine(sample)
             if said is not None and not said.startswith("eager:") and not _is_reason(said):
-                found[case.name] = said
+                found[f"{sample.name} {number}"] = said
     return found
 
 

@@ -1,20 +1,15 @@
-"""Torch's operator samples, as functions of tensors that a region can call, and how results are compared.
-
-Knows no operator by name.
-"""
+"""Torch's operator samples as regions, and how results are compared."""
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autosched._lib.tree import flatten, transform
+from tests.frontends.op_samples import Sample, outcome, samples
 from tests.fusion.regions import region
 
 DTYPES = (
@@ -29,89 +24,10 @@ FIRST = 3  # samples of an operator, of which the largest is taken
 ULPS = 16  # of the largest element, by which results may differ
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A call of a function of torch, by name."""
-
-    name: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, each once."""
-        found = (leaf for leaf in flatten((self.args, self.kwargs)) if isinstance(leaf, Tensor))
-        return list({id(tensor): tensor for tensor in found}.values())
-
-    def on(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Call the function on other tensors; return its results as one list."""
-        twins = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
-
-        def twin(leaf: Any) -> Any:
-            return twins[id(leaf)] if isinstance(leaf, Tensor) else leaf
-
-        args, kwargs = transform(twin, (self.args, self.kwargs))
-        return [leaf for leaf in flatten(self.fn(*args, **kwargs)) if leaf is not None]
-
-    def copies(self) -> list[Tensor]:
-        """Return copies of the tensors, with their strides."""
-        return list(map(_copy, self.tensors))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    if tensor.layout is not torch.strided:
-        return tensor.detach().clone()
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    made.copy_(tensor.detach())
-    return made.requires_grad_(tensor.requires_grad)
-
-
 def sample_of(op: Any, dtype: torch.dtype, form: str) -> Sample | None:
-    """Return a sample of an operator; None if it has none of this form and dtype, with tensors.
-
-    Forms are ``function``, ``in place``, and ``backward``, which differentiates the results, too.
-    """
-    fn = op.inplace_variant if form == "in place" else op.op
-    is_backward = form == "backward"
-    if fn is None or dtype not in op.supported_dtypes("cpu"):
-        return None
-    if is_backward and not (op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")):
-        return None
-    torch.manual_seed(0)
-    first = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=is_backward), FIRST))
-    found = [
-        Sample(
-            f"{op.formatted_name} {form}",
-            _differentiated(fn) if is_backward else fn,
-            (given.input, *given.args),
-            given.kwargs,
-        )
-        for given in first
-        if form != "in place" or not given.broadcasts_input
-    ]
+    """Return a sample of an operator; None if it has none of this form and dtype, with tensors."""
+    found = itertools.islice(samples(op, dtype, form), FIRST)
     return max(found, key=lambda sample: sum(t.numel() for t in sample.tensors), default=None)
-
-
-def _differentiated(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also returns the gradients of its results."""
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        made = fn(*args, **kwargs)
-        leaves = (leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Tensor))
-        wanted = list({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
-        found = [leaf for leaf in flatten(made) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if not found or not wanted:
-            return made
-        weights = [leaf.detach() * 0 + _ramp(leaf) for leaf in found]
-        grads = torch.autograd.grad(found, wanted, weights, allow_unused=True)
-        return [leaf.detach() for leaf in flatten(made) if isinstance(leaf, Tensor)], grads
-
-    return both
-
-
-def _ramp(like: Tensor) -> Tensor:
-    return torch.linspace(0.5, 1.5, like.numel()).to(like.dtype).reshape(like.shape)
 
 
 def runs(sample: Sample) -> bool:
@@ -122,15 +38,6 @@ def runs(sample: Sample) -> bool:
         return bool(outcome(sample))
     except Exception:  # on this machine, or in this form
         return False
-
-
-def outcome(sample: Sample) -> list[Any]:
-    """Return the results of a sample, and its arguments afterwards."""
-    given = sample.copies()
-    torch.manual_seed(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [*sample.on(given), *given]
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:

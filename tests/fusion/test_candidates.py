@@ -27,8 +27,8 @@ from autosched.fusion.candidates import (
 )
 from autosched.graph.effects import effects_of
 from autosched.program.program import Program, Record, Run, Stream, Wait
-from tests.frontends.op_samples import operators
-from tests.fusion.operators import outcome, runs, sample_of
+from tests.frontends.op_samples import operators, outcome
+from tests.fusion.operators import runs, sample_of
 
 aten = torch.ops.aten
 GPUS = asc.Machine.emulated(gpus=2)
