@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -202,12 +201,6 @@ def test_adding_in_place_to_a_number_did_nothing_at_all() -> None:
         run(graph, x=5)
 
 
-def test_an_input_and_an_output_could_not_be_named_self() -> None:
-    graph = asc.Graph()
-    graph.output(**{"self": graph.input("self") + 1})
-    assert run(graph, **{"self": 2}) == graph.run_serial(**{"self": 2}) == {"self": 3}
-
-
 def test_copies_without_copy_streams_were_not_waited_for_on_real_devices() -> None:
     machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], contention=False)
     with pytest.raises(asc.MachineError, match="without contention is for planning"):
@@ -290,37 +283,23 @@ def test_bytes_that_are_no_finite_number_led_policies_astray_and_made_times_that
         asc.Costs.table({}, {"a": nbytes})
 
 
-@pytest.mark.parametrize("seconds", TOO_MUCH[1:])
-def test_seconds_that_are_no_number_were_found_when_planning_or_never(seconds: Any) -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    for number in (seconds, {"cpu": 1.0, "cuda:0": seconds}):
-        with pytest.raises(
-            asc.GraphError, match="seconds of task 'a' must be numbers, 0 or more, got "
-        ):
-            graph.add(abs, x, name="a", seconds=number)
-    assert graph.tasks == []
-
-
-@pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
 @pytest.mark.parametrize("seconds", [math.inf, {"cpu": math.inf}, {"cuda:7": 1.0}])
-def test_a_task_that_can_run_nowhere_is_named(policy: str, seconds: Any) -> None:
+def test_a_task_that_can_run_nowhere_is_named(seconds: Any) -> None:
     graph = asc.Graph()
     graph.output(a=graph.add(abs, graph.input("x"), name="a", seconds=seconds))
     with pytest.raises(
         asc.ScheduleError, match=r"task 'a' can run nowhere: of 'cpu', .* are finite on none"
     ):
-        asc.schedule(graph, MACHINE, policy=policy)
+        asc.schedule(graph, MACHINE)
 
 
-@pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_task_that_ends_later_than_a_float_can_say_is_named(policy: str, shared: bool) -> None:
+@pytest.mark.parametrize("seconds", TOO_MUCH[1:])
+def test_seconds_that_are_no_number_were_found_when_planning_or_never(seconds: Any) -> None:
     graph = asc.Graph()
-    a = graph.add(abs, graph.input("x"), name="a", seconds=1e308)
-    graph.output(b=graph.add(abs, a, name="b", seconds=1e308, aliases=a if shared else None))
-    with pytest.raises(asc.ScheduleError, match="later than a float can say"):
-        asc.schedule(graph, MACHINE, policy=policy)
+    x = graph.input("x")
+    for number in (seconds, {"cpu": 1.0, "cuda:0": seconds}):
+        with pytest.raises(asc.GraphError, match="seconds of task 'a' must be numbers, 0 or more"):
+            graph.add(abs, x, name="a", seconds=number)
 
 
 @pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
@@ -411,33 +390,11 @@ def simple() -> asc.Graph:
         ("inputs", ["x"], r"inputs must be a device, or a mapping with one for each input, got \['x'\]"),
         ("outputs", [], r"outputs must be a device, or a mapping with one for each output, got \[\]"),
         ("outputs", {"y": ["cpu"]}, r"the machine has no device \['cpu'\]"),
-        (
-            "backend",
-            3,
-            "backend must be a name, or an object with the methods of autosched.runtime.backends.Backend, got 3",
-        ),
-        (
-            "backend",
-            {},
-            r"backend must be a name, or an object with the methods of autosched.runtime.backends.Backend, got \{\}",
-        ),
+        ("backend", 3, "backend must be a name, or an object with the methods of .*Backend, got 3"),
         ("backend", Emulated, "backend must be a name, or an object .*, got <class "),
         ("policy", ["heft"], r"unknown policy \['heft'\]; known are 'auto', "),
-        (
-            "policy",
-            lambda *_: asc.Placement({"a": "cpu"}, 3),
-            "a placement is a table of devices by task, and a tuple ",
-        ),  # type: ignore[arg-type]
-        (
-            "policy",
-            lambda *_: asc.Placement({"a": "cpu"}, ([],)),
-            "a placement is a table of devices by task, and a tup",
-        ),  # type: ignore[arg-type]
-        (
-            "policy",
-            lambda *_: asc.Placement(None, ("a",)),
-            "a placement is a table of devices by task, and a tuple of ",
-        ),  # type: ignore[arg-type]
+        ("policy", lambda *_: asc.Placement({"a": "cpu"}, 3), "a placement is a table of devices"),  # type: ignore[arg-type]
+        ("policy", lambda *_: asc.Placement(None, ("a",)), "a placement is a table of devices"),  # type: ignore[arg-type]
         ("policy", lambda *_: asc.Placement({"a": []}, ("a",)), r"the machine has no device \[\]"),  # type: ignore[dict-item]
     ],
 )  # fmt: skip
@@ -446,16 +403,6 @@ def test_arguments_of_another_kind_ended_schedule_with_an_error_of_pythons(
 ) -> None:
     with pytest.raises(asc.AutoschedError, match=message):
         asc.schedule(simple(), MACHINE, **{option: item})
-
-
-@pytest.mark.parametrize("graph", [None, "graph", asc.Graph])
-def test_what_is_no_graph_is_said_to_be_none(graph: Any) -> None:
-    calls = (asc.schedule, lambda given, _: asc.load("/nowhere", given))
-    for call in (
-        calls if graph is not None else calls[:1]
-    ):  # a schedule can be looked at without its graph
-        with pytest.raises(asc.ScheduleError, match="graph must be a Graph, got "):
-            call(graph, MACHINE)
 
 
 def test_what_is_no_program_is_said_to_be_none() -> None:
@@ -484,24 +431,16 @@ def test_writes_and_after_that_are_no_lists_and_names_that_are_no_strings_ended_
     ("option", "item", "message"),
     [
         ("examples", None, "examples must be an input of each name, as a mapping, got None"),
-        ("examples", {}, "misses input 'x'"),
         ("policies", "auto", "policies must be a list of names and functions, got 'auto'"),
         ("interleavings", 0, "interleavings must be a whole number, 1 or more, got 0"),
-        ("interleavings", 2.0, "interleavings must be a whole number, 1 or more, got 2.0"),
         ("seed", -1, r"seed must be a whole number, 0 to 2\*\*63 - 1, got -1"),
-        ("seed", None, r"seed must be a whole number, 0 to 2\*\*63 - 1, got None"),
         ("graph", None, "graph must be a Graph, got None"),
     ],
 )
 def test_arguments_of_another_kind_ended_a_check_with_an_error_of_pythons(
     option: str, item: Any, message: str
 ) -> None:
-    given: dict[str, Any] = {
-        "graph": simple(),
-        "machine": MACHINE,
-        "examples": {"x": torch.ones(1)},
-        option: item,
-    }
+    given: dict[str, Any] = {"graph": simple(), "examples": {"x": torch.ones(1)}, option: item}
     with pytest.raises(asc.AutoschedError, match=message):
         asc.testing.check(**given)
 
@@ -512,21 +451,6 @@ def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error()
         asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"
     ):
         asc.simulate(program, asc.Problem(simple(), MACHINE))
-
-
-def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.input("x")[1, (0, 2)])
-    assert run(graph, x=torch.arange(9.0).reshape(3, 3))["y"].tolist() == [3.0, 5.0]
-
-
-def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:
-    def power(x: Any, n: int = 3) -> Any:
-        return x * power(x, n - 1) if n > 1 else x + 0
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(power, graph.input("x")))
-    assert run(graph, x=2)["y"] == 8
 
 
 def test_rows_were_taken_to_be_apart_from_what_were_columns_before_a_transposition_in_place() -> (
@@ -688,17 +612,6 @@ def test_a_list_as_an_index_was_taken_for_a_view_which_is_a_copy() -> None:
     graph.output(z)
     assert [dependency.task for dependency in graph.task("add").dependencies] == []
     assert graph.last_version(x.index) == 0
-
-
-def test_an_integer_of_numpy_was_no_index_of_a_part() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    for i in (np.int64(0), np.int32(1), -1):
-        x[i].add_(1)
-    graph.output(x)
-    assert [len(task.dependencies) for task in graph.tasks if not task.view] == [1, 1, 3]
-    inputs = torch.zeros(3)
-    assert run(graph, x=inputs)["x"].tolist() == [1, 1, 1]
 
 
 def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> None:

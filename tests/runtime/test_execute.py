@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import weakref
 
 import pytest
 import torch
@@ -98,18 +97,6 @@ def test_copies_run_while_tasks_and_other_copies_do():
         assert schedule(x=Met(), y=Met()) == {"a": 1, "b": 1}
 
 
-def test_a_stream_that_waits_for_the_host_does_not_hold_up_the_others():
-    """cuda:0 needs what the CPU makes; the CPU goes on only when cuda:1, issued last, has run."""
-    ran = threading.Event()
-    graph = asc.Graph()
-    slow = graph.add(lambda: torch.ones(1) * ran.wait(GENEROUS), name="slow")
-    y = graph.add(plus, slow, 1, name="needs_it")
-    z = graph.add(lambda: torch.tensor(float(ran.set() is None)), name="independent")
-    graph.output(y=y, z=z)
-    with placed(graph, needs_it="cuda:0", independent="cuda:1") as schedule:
-        assert schedule() == {"y": 2, "z": 1}
-
-
 # ---- again and again
 
 
@@ -154,16 +141,6 @@ def test_a_fault_counts_where_some_streams_execute_nothing(in_flight):
         for _ in range(2):
             with pytest.raises(asc.TaskError, match="task 'fail' on cuda:1 failed"):
                 schedule(x=1)
-
-
-def test_a_run_leaves_nothing_of_it_behind():
-    with placed(chain(plus, torch.clone), plus="cuda:0") as schedule:
-        x = torch.ones(1)
-        y = schedule(x=x)["y"]
-        gone = weakref.ref(x), weakref.ref(y)
-        del x, y
-        gc.collect()
-        assert [ref() for ref in gone] == [None, None]
 
 
 # ---- the end
@@ -347,22 +324,6 @@ def test_results_that_share_memory_with_each_other_are_found_out():
         schedule(x=torch.ones(2))
 
 
-def test_an_input_that_is_written_shares_no_memory_with_another():
-    graph = asc.Graph()
-    w, x = graph.inputs("w", "x")
-    graph.add(torch.Tensor.add_, w, x, writes=[w], outputs=())
-    base = torch.ones(3)
-    with placed(graph) as schedule:
-        for _ in range(2):
-            with pytest.raises(
-                asc.HazardError, match=r"'w' and 'x' share memory, and 'w' is written in place"
-            ):
-                schedule(w=base[:2], x=base[1:])
-        for _ in range(2):
-            assert schedule(w=base[:1], x=base[1:2]) == {}
-    assert base.tolist() == [3, 1, 1]
-
-
 def test_an_input_of_which_parts_are_written_does_not_lie_on_itself():
     graph = asc.Graph()
     x = graph.input("x")
@@ -372,39 +333,6 @@ def test_an_input_of_which_parts_are_written_does_not_lie_on_itself():
         pytest.raises(asc.HazardError, match="'x' overlaps itself in memory"),
     ):
         schedule(x=torch.zeros(1).expand(2))
-
-
-def test_results_may_be_pieces_of_one_memory():
-    def pieces(x):
-        return (x + 1).chunk(2, dim=-1)
-
-    graph = asc.Graph()
-    x = graph.input("x")
-    a, b = graph.add(pieces, x, outputs=("a", "b"), on="cuda:0")
-    c = graph.add(torch.add, b, 1, on="cuda:1")
-    graph.add(torch.Tensor.add_, b, a, writes=[b], outputs=(), on="cuda:0")
-    graph.output(b=b, c=c)
-    for check in (False, "bytes"):
-        schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), check=check)
-        with schedule:
-            for _ in range(2):
-                assert {k: v.tolist() for k, v in schedule(x=torch.zeros(2, 4)).items()} == {
-                    "b": [[2, 2]] * 2,
-                    "c": [[2, 2]] * 2,
-                }
-
-
-# ---- profile
-
-
-@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
-def test_a_profile_runs_the_tasks_once_and_names_the_one_that_fails(backend):
-    ran = []
-    with placed(chain(lambda x: ran.append(x) or fail() if x else x), backend=backend) as schedule:
-        assert [span.name for span in schedule.profile(x=0).spans] == ["lambda"]
-        with pytest.raises(asc.TaskError, match="task 'lambda' on cpu failed"):
-            schedule.profile(x=1)
-    assert ran == [1]
 
 
 # ---- the interpreter's exit

@@ -21,8 +21,6 @@ from textwrap import dedent
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.codegen.threads import Emitted
@@ -33,7 +31,7 @@ from autosched.runtime.execute import Executor
 from autosched.runtime.threads import team as teams
 from autosched.runtime.threads.runs import Fault, Loop, Run
 from autosched.runtime.threads.team import ThreadTeam
-from tests.faults import FAULTS, inject
+from tests.faults import inject
 from tests.serial import some
 
 GENEROUS = 30  # seconds until a test that hangs fails
@@ -210,29 +208,6 @@ def test_the_right_task_is_named_none_behind_it_runs_and_the_next_call_is_right(
             assert slots_are_blank(schedule)
 
 
-@given(
-    st.lists(st.sampled_from([None, *FAULTS]), min_size=1, max_size=6),
-    st.sampled_from(sorted(MACHINES)),
-)
-def test_any_history_of_faults_leaves_the_next_call_right(history, backend):
-    graph, now = net(Ledger()), [None]
-    for fault in FAULTS:
-        graph = inject(
-            graph, "split", fault, seconds=0.001, when=lambda fault=fault: now[0] == fault
-        )
-    x = torch.arange(4.0).reshape(2, 2)
-    right = graph.run_serial(x=x)
-    with on(backend, graph) as schedule:
-        for fault in (*history, None):
-            now[0] = fault
-            if fault in (None, "delay"):
-                out = schedule(x=x)
-                assert all(torch.equal(out[label], right[label]) for label in right)
-            else:
-                with pytest.raises(asc.TaskError, match=f"task '{WHO[fault][0]}' on"):
-                    schedule(x=x)
-
-
 # ---- nothing piles up
 
 
@@ -291,31 +266,6 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         assert all(lock.locked() for lock in locks)
 
 
-@pytest.mark.parametrize("backend", some(MACHINES, "threads"))
-def test_a_hundred_late_calls_leave_nothing_behind(backend):
-    def slow(x):  # it lasts longer than all other tasks, so the calling thread waits for it
-        time.sleep(0.001)
-        return x.abs()
-
-    with on(backend, net(Ledger(), other=slow)) as schedule:
-        schedule(x=torch.eye(2))
-        fail_often(schedule, 10, asc.RunTimeoutError, timeout=0) if backend == "virtual" else None
-        late = 0
-        for turn in range(110):
-            try:
-                schedule(x=torch.eye(2), timeout=0)
-            except asc.RunTimeoutError:
-                late += 1
-            if turn == 10:
-                before = census()
-        assert late
-        after = census()
-        assert after[:2] == before[:2]
-        assert after[2] - before[2] < 100
-        assert slots_are_blank(schedule)
-        assert schedule(x=torch.eye(2)).keys() == {"y", "z"}
-
-
 # ---- interrupts
 
 
@@ -335,22 +285,6 @@ def test_an_interrupt_does_not_wait_for_a_long_task_and_the_next_call_does(backe
         held.go_on.set()
         caller.join(GENEROUS)
         assert out == [7]
-        assert slots_are_blank(schedule)
-
-
-@pytest.mark.parametrize("backend", ["threads", "emulated"])
-def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
-    held = Held()
-    with on(backend, chain(held, plus, beside="first")) as schedule:
-        x = torch.ones(1)
-        given = weakref.ref(x)
-        with interrupted_when(held.begun):
-            schedule(x=x)
-        del x
-        held.go_on.set()
-        assert schedule._executor.team.settle(time.perf_counter() + GENEROUS) is None
-        gc.collect()
-        assert [ref() for ref in (given, *held.made)] == [None, None]
         assert slots_are_blank(schedule)
 
 
@@ -553,20 +487,6 @@ def test_a_task_in_the_calling_threads_part_cannot_hold_the_caller(backend, mach
         assert slots_are_blank(schedule)
 
 
-@every_backend
-@pytest.mark.parametrize("seconds", [GENEROUS, math.inf, 1e300])
-def test_a_run_in_time_is_as_without_a_timeout(backend, seconds):
-    weight = torch.ones(2, requires_grad=True)
-    with on(backend, chain(lambda x: x * weight, plus)) as schedule:
-        for _ in range(3):
-            out = schedule(x=torch.ones(2), timeout=seconds)["y"]
-            assert out.tolist() == [2, 2]
-            assert not out.requires_grad
-        assert [
-            span.kind for span in schedule.profile(x=torch.ones(2), timeout=seconds).spans
-        ].count("run") == 3
-
-
 def test_a_fault_counts_more_than_that_others_are_late():
     held = Held()
     graph = asc.Graph()
@@ -658,24 +578,6 @@ def test_closing_does_not_wait_for_ever_for_a_task_that_was_let_go(backend, ende
         assert not thread.is_alive()
     gc.collect()
     assert [ref() for ref in held.made] == [None]
-
-
-def test_the_devices_of_an_earlier_run_that_failed_are_not_joined_by_a_call_that_does_not_begin():
-    joined = []
-
-    class Counting(Host):
-        def join(self):
-            joined.append("join")
-
-    with asc.schedule(
-        inject(chain(plus), "plus", "raise"), TWO_GPUS, backend=Counting()
-    ) as schedule:
-        with pytest.raises(asc.TaskError):
-            schedule(x=1)
-        assert joined == ["join"]
-        with pytest.raises(asc.GraphError):
-            schedule(z=1)
-        assert joined == ["join"]
 
 
 # ---- several callers
@@ -882,18 +784,6 @@ EXITS = {
             pass
         else:
             sys.exit("not interrupted")
-    """,
-    "late in torch": """
-        def slow(*args):
-            while True:
-                work()
-        made = schedule(backend, slow)
-        try:
-            made(timeout=0.05)
-        except asc.RunTimeoutError:
-            pass
-        else:
-            sys.exit("not late")
     """,
 }
 

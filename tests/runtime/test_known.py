@@ -34,15 +34,6 @@ def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Non
     return applied
 
 
-def test_inputs_in_one_memory_are_not_known_where_that_matters() -> None:
-    inputs = some()
-    inputs["x"] = inputs["w0"].detach()
-    assert Known.of(inputs, {"w0"}, [], apart=inputs) is None
-    known = Known.of(inputs, {"w0"}, [], apart=())
-    assert known is not None
-    assert known.recognizes(inputs)
-
-
 def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
     table = torch.rand(8)
     inputs = {**some(), "y": torch.rand(3, 3)}

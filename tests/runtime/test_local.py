@@ -67,22 +67,3 @@ def test_an_error_keeps_no_tensor_of_the_run_alive() -> None:
         del error, trace, frames
         gc.collect()
         assert seen() is None
-
-
-def test_functions_keep_their_own_globals(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.add(counts, graph.input("x")))
-    with asc.schedule(graph, CPU) as schedule:
-        monkeypatch.setitem(globals(), "STEP", 1)
-        assert schedule(x=torch.zeros(1))["y"].item() == 1
-        monkeypatch.setitem(globals(), "STEP", 5)
-        assert schedule(x=torch.zeros(1))["y"].item() == 5
-        monkeypatch.setitem(globals(), "STEP", 7)
-        assert schedule(x=torch.zeros(1))["y"].item() == 7
-
-
-STEP = 1
-
-
-def counts(x: torch.Tensor) -> torch.Tensor:
-    return x + STEP

@@ -110,14 +110,6 @@ def test_calls_of_two_threads_that_would_wait_for_each_other_do_not_hang():
     assert any("each would wait for the other for ever" in str(error) for error in found)
 
 
-def test_a_schedule_may_call_others_and_one_of_them_twice():
-    inner = calling("inner", lambda x: x + 1)
-    middle = calling("middle", lambda x: inner(x=inner(x=x)["y"])["y"])
-    outer = calling("outer", lambda x: middle(x=inner(x=x)["y"])["y"])
-    for _ in range(3):
-        assert ended(lambda: outer(x=torch.zeros(1))["y"].item()) == 3
-
-
 def test_a_thread_that_is_late_does_not_end_the_next_run(monkeypatch):
     """The spare thread that executes a call with a timeout has ended it, and tidies up later."""
     caller, begun, tidied = threading.current_thread(), threading.Event(), threading.Event()

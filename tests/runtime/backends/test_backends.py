@@ -24,7 +24,6 @@ from autosched.runtime.backends import (
     Timed,
     accelerator,
     make,
-    suited,
 )
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
@@ -122,30 +121,7 @@ def test_an_unknown_backend_is_refused():
         make("gpu")
 
 
-@pytest.mark.parametrize(
-    ("machine", "name"),
-    [
-        (CPUS, "threads"),
-        (TWO_GPUS, "emulated"),
-        (asc.Machine.emulated(gpus=0), "emulated"),
-        (asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")]), "accelerator"),
-    ],
-)
-def test_the_backend_that_suits_a_machine(machine, name):
-    assert suited(machine) == name
-
-
 # ---- host
-
-
-@pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual()])
-def test_a_copy_shares_nothing_with_its_source(backend):
-    tensor, other = torch.ones(2), [1]
-    copied = backend.transfer(CPU_TO_GPU)({"a": [tensor, (other, 3)]}, None)
-    tensor.zero_()
-    other.append(2)
-    assert copied == {"a": [copied["a"][0], ([1], 3)]}
-    assert copied["a"][0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual(), Threads()])
@@ -164,44 +140,6 @@ def test_a_copy_has_the_alignment_of_its_source(backend, dtype, cut):
     assert torch.equal(copied, leaf)
     leaf.zero_()
     assert copied.any()
-
-
-def test_a_copy_has_the_alignment_of_numbers_from_elsewhere():
-    """Memory that is not torch's may begin anywhere, and so does a copy of a copy of it."""
-    buffer = bytearray(range(200))
-    for start in range(4):
-        leaf = torch.frombuffer(buffer, dtype=torch.float32, count=20, offset=4 * start)
-        for copied in (
-            first := Host().transfer(CPU_TO_GPU)(leaf, None),
-            Host().transfer(CPU_TO_GPU)(first, None),
-        ):
-            assert copied.data_ptr() % 64 == leaf.data_ptr() % 64
-            assert copied.numpy().tobytes() == leaf.numpy().tobytes()
-
-
-def test_a_copy_of_an_unaligned_parameter_asks_for_gradients():
-    leaf = torch.nn.Parameter(torch.randn(3, 5)[1])
-    copied = Host().transfer(CPU_TO_GPU)(leaf, None)
-    assert copied.requires_grad
-    assert copied.is_leaf
-    assert torch.equal(copied, leaf)
-
-
-def test_a_copy_back_overwrites_the_callers_tensor():
-    mine = torch.zeros(2)
-    assert Host().transfer(CPU_TO_GPU)(torch.ones(2), mine) is mine
-    assert mine.tolist() == [1, 1]
-
-
-def test_the_host_backend_needs_no_threads_whatever_the_machine():
-    ran = []
-    machine = asc.Machine([asc.Device("cpu", streams=4), *TWO_GPUS.devices[1:]], TWO_GPUS.links)
-    schedule = asc.schedule(
-        fork(lambda: ran.append(threading.current_thread()), 4), machine, backend="host"
-    )
-    with schedule:
-        schedule()
-    assert ran == [threading.current_thread()] * 4
 
 
 # ---- threads
@@ -298,14 +236,6 @@ def test_a_mode_of_the_calling_thread_applies_to_no_stream(mode):
         assert not item.is_inference()
 
 
-@pytest.mark.usefixtures("four_intra_op_threads")
-def test_one_stream_runs_in_the_calling_thread_with_all_intra_op_threads():
-    with asc.schedule(
-        fork(lambda: (torch.get_num_threads(), threading.get_ident())), CPU, backend="threads"
-    ) as schedule:
-        assert schedule() == dict.fromkeys(["t0", "t1"], (4, threading.get_ident()))
-
-
 # ---- emulated and virtual
 
 
@@ -333,25 +263,6 @@ def test_freed_memory_is_all_nan(dtype):
     base = torch.ones(4, dtype=dtype)
     Emulated().free(Stream("cuda:0", "compute"))({"part": [base[::2]], "number": 3})
     assert base.isnan().tolist() == [True, False, True, False]
-
-
-def test_virtual_time_is_modelled_time_in_the_calling_thread():
-    costs = asc.Costs.table({"t0": 3.0, "t1": 5.0})
-    with asc.schedule(fork(threading.get_ident), CPUS, costs=costs, backend="virtual") as schedule:
-        assert set(schedule().values()) == {threading.get_ident()}
-        assert [(span.start, span.end) for span in schedule.profile().spans] == [(0, 3), (0, 5)]
-
-
-@pytest.mark.parametrize("choose", [min, max])
-def test_virtual_time_runs_streams_in_any_order_that_the_program_leaves_open(choose):
-    ran = []
-    graph = asc.Graph()
-    for name in ("a", "b"):
-        value = graph.add(lambda *_, name=name: ran.append(f"{name}0"), name=f"{name}0")
-        graph.add(lambda *_, name=name: ran.append(f"{name}1"), value, name=f"{name}1")
-    with asc.schedule(graph, CPUS, backend=Virtual(choose)) as schedule:
-        schedule()
-    assert ran == (["a0", "a1", "b0", "b1"] if choose is min else ["b0", "b1", "a0", "a1"])
 
 
 def test_modelled_time_passes_for_real_however_short_the_work():

@@ -56,17 +56,6 @@ def test_an_emulation_that_keeps_up_says_nothing() -> None:
     assert late(caught) == []
 
 
-def test_virtual_time_is_always_kept() -> None:
-    graph = asc.Graph()
-    graph.output(y=graph.add(slow, graph.input("x"), on="cuda:0"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="virtual") as schedule:
-            for _ in range(4):
-                schedule(x=torch.ones(2))
-    assert late(caught) == []
-
-
 def test_the_factor_is_the_least_of_late_runs_in_a_row_and_one_that_is_in_time_begins_anew() -> (
     None
 ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.policies import POLICIES, in_order
+from autosched.policies import POLICIES
 from autosched.simulation.simulate import durations
 
 # Page-locked memory goes at 100 bytes a second, other at 50.
@@ -82,11 +82,6 @@ def test_between_devices_and_between_hosts_nothing_is_pageable():
     assert list(copies(made).values()) == [1, 1]
 
 
-def test_a_link_without_such_a_rate_has_one_rate():
-    link = dataclasses.replace(LINK, pageable_bytes_per_second=None)
-    assert link.seconds(100, pageable=True) == 1
-
-
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "round_robin"])
 def test_policies_see_that_a_copy_is_slow(policy: str) -> None:
     """The GPU saves 1.5 s: more than a copy of page-locked memory takes, less than one of other."""
@@ -97,20 +92,6 @@ def test_policies_see_that_a_copy_is_slow(policy: str) -> None:
         for pageable in ("", "x")
     )
     assert (fast.placement.device["y"], slow.placement.device["y"]) == ("cuda:0", "cpu")
-
-
-def test_an_order_is_planned_with_slow_copies():
-    """Tasks are issued as they end: b, whose input comes in 2 s, behind a, which takes 1.5 s; or else ahead of it."""
-    graph = asc.Graph()
-    x = graph.input("x")
-    b, a = graph.add(call, x, name="b", seconds=0.1), graph.add(call, name="a", seconds=1.5)
-    graph.output(a=a, b=b)
-    plan = in_order({"cuda:0": ["b"], "cpu": ["a"]})
-    orders = [
-        asc.schedule(graph, MACHINE, policy=plan, costs=costs(*some, x=100)).placement.order
-        for some in ("", "x")
-    ]
-    assert orders == [("b", "a"), ("a", "b")]
 
 
 def test_real_machines_ask_the_examples():

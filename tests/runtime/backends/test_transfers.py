@@ -137,11 +137,6 @@ def test_a_tree_keeps_its_kind_and_what_is_no_tensor_is_copied_too():
         assert found["names"] is not names
 
 
-def test_a_parameter_stays_one_that_asks_for_gradients():
-    with a_way((CPU, ONE)) as (_, way, _):
-        assert way(torch.nn.Parameter(torch.ones(2)), None).requires_grad
-
-
 # ---- who waits
 
 
@@ -351,22 +346,6 @@ def test_inputs_on_a_gpu_may_be_dropped_as_soon_as_the_call_returns():
     run_often(chained(), check, inputs={"x": "cuda:0"}, outputs={"y": "cuda:1"})
 
 
-def test_an_output_may_be_dropped_while_the_callers_stream_still_reads_it():
-    """Each call from another stream; the next run, and its memory, must not wait for whom it does not know."""
-
-    def check(schedule):
-        found = []
-        for i in range(3):
-            with torch.cuda.stream(torch.cuda.Stream("cuda:1")):
-                y = schedule(x=torch.full((50,), float(i)))["y"]
-                found.append(y * 3)
-                del y
-        torch.accelerator.synchronize(OTHER)
-        assert [each.cpu().tolist() for each in found] == [[6.0 * (i + 1)] * 50 for i in range(3)]
-
-    run_often(chained(), check, outputs={"y": "cuda:1"})
-
-
 # ---- memory
 
 
@@ -414,18 +393,6 @@ def test_on_accelerators_a_device_holds_what_is_predicted(monkeypatch):
     monkeypatch.setattr(accelerator, "PIECE", 4 << 20)
     for gpus in (1, 2):
         check_peak(asc.Machine.local(gpus=gpus), 10_000_000)
-
-
-def test_logical_devices_hold_together_what_is_predicted_for_them():
-    with playing():
-        machine = asc.Machine.local(gpus=2)
-        graph = chained()
-        costs = asc.Costs(default_nbytes=10_240)
-        with asc.schedule(
-            graph, machine, policy="heft", costs=costs, outputs={"y": "cpu"}
-        ) as schedule:
-            predicted = schedule.peak_bytes["cuda:0"] + schedule.peak_bytes["cuda:1"]
-            assert held(schedule, ONE, x=torch.rand(2_560)) <= predicted * 1.05
 
 
 def test_a_local_gpu_has_memory_which_logical_devices_share():

@@ -11,9 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autosched as asc
 from tests.runtime.in_flight.test_runs import (
     BACKENDS,
-    COSTS,
     GENEROUS,
-    GPUS,
     number,
     raising,
     scheduled,
@@ -54,13 +52,6 @@ def test_items_are_what_data_loaders_yield():
         assert [outputs["z"][0] for outputs in schedule.map(pairs)] == [1, 2, 3]
         with pytest.raises(asc.GraphError, match="misses input 'y'"):
             next(schedule.map([number(1)]))
-
-
-def test_a_list_may_be_the_only_input():
-    graph = asc.Graph()
-    graph.output(n=graph.add(len, graph.input("items"), on="cpu"))
-    with asc.schedule(graph, GPUS, costs=COSTS, in_flight=2, backend="emulated") as schedule:
-        assert [out["n"] for out in schedule.map([[1, 2], [], ([3],)])] == [2, 0, 1]
 
 
 def fetched(count, taken, error=None):

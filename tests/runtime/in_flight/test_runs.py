@@ -77,18 +77,6 @@ def raising(at):
 # ---- futures
 
 
-def test_a_run_is_a_future():
-    with scheduled(two_stages(torch.neg, torch.exp)) as schedule:
-        run = schedule.submit(number(1))
-        called = threading.Event()
-        run.add_done_callback(lambda _: called.set())
-        assert isinstance(run, concurrent.futures.Future)
-        assert not run.cancel()
-        assert not run.cancelled()
-        assert concurrent.futures.wait([run], GENEROUS).done == {run}
-        assert called.wait(GENEROUS)
-
-
 def test_whoever_waits_for_runs_under_way_is_told():
     go = threading.Event()
 
@@ -156,40 +144,6 @@ def test_runs_overlap_and_submit_blocks_while_there_is_no_room():
         go.set()
         fourth.join(GENEROUS)
         assert [run.result()["y"][0].item() for run in runs] == [1, 2, 3, 4]
-
-
-def test_the_first_run_is_checked_alone():
-    """Undeclared writes are found though several runs are submitted at once."""
-    graph = two_stages(lambda x: x.add_(1) + 0, torch.exp)
-    with scheduled(graph) as schedule:
-        runs = [schedule.submit(x=number(i)) for i in range(3)]
-        for run in runs:
-            with pytest.raises(asc.HazardError, match="without declaring it"):
-                run.result()
-
-
-def test_several_threads_may_submit():
-    with scheduled(counting()) as schedule:
-        found: list[float] = []
-
-        def submit():
-            for _ in range(10):
-                found.append(schedule(x=torch.ones(1))["y"].item())
-
-        threads = [threading.Thread(target=submit) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(GENEROUS)
-        assert sorted(found) == [*range(1, 41)]
-
-
-def test_wrong_inputs_are_refused_at_once():
-    with scheduled(two_stages(torch.neg, torch.exp)) as schedule:
-        for _ in range(2):
-            with pytest.raises(asc.GraphError, match="misses input 'x'"):
-                schedule.submit()
-            schedule(x=number(1))
 
 
 # ---- what programs do not know
@@ -294,19 +248,6 @@ def test_runs_are_cancelled_where_streams_order_what_they_share():
         submitted.set()
         assert [type(run.exception()) for run in runs] == [asc.TaskError, CancelledRunError]
         assert schedule(x=number(1))["y"][0] == 2
-
-
-def test_what_no_task_raises_arrives_unchanged():
-    def leave(x):
-        if x[0]:
-            raise SystemExit(3)
-        return x + 0
-
-    with scheduled(two_stages(leave, torch.neg)) as schedule:
-        schedule(x=number(0))
-        with pytest.raises(SystemExit):
-            schedule.submit(x=number(1)).result()
-        schedule(x=number(0))
 
 
 def test_a_run_that_has_ended_keeps_no_input_alive():
@@ -429,19 +370,6 @@ def test_a_task_that_submits_to_its_own_schedule_is_refused(backend, in_flight):
             schedule(x=number(1))
 
 
-def test_an_emulation_that_cannot_keep_up_says_so():
-    def slow(x):
-        time.sleep(0.01)
-        return x + 0
-
-    graph = two_stages(slow, torch.neg)
-    costs = asc.Costs(default_seconds=0.001, default_nbytes=0)
-    with asc.schedule(graph, GPUS, costs=costs, in_flight=2, backend="emulated") as schedule:
-        schedule(x=number(0))
-        with pytest.warns(RuntimeWarning, match="cannot keep up .*: the busiest stream in a run"):
-            [schedule(x=number(0)) for _ in range(4)]
-
-
 def test_an_interrupt_leaves_the_schedule_usable(interruptible):
     go = threading.Event()
     with scheduled(two_stages(stuck(go), torch.neg)) as schedule:
@@ -558,15 +486,6 @@ def test_virtual_runs_that_nobody_waits_for_are_garbage_with_their_schedule():
     for alarm in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
         alarm.join(GENEROUS)
     assert threading.active_count() == threads
-
-
-def test_the_future_of_a_virtual_run_suffices_to_execute_it():
-    schedule = scheduled(two_stages(torch.neg, torch.neg), 3, "virtual")
-    schedule(x=number(0))
-    run = schedule.submit(x=number(1))
-    del schedule
-    gc.collect()
-    assert torch.equal(run.result()["y"], number(1))
 
 
 def test_leftover_memory_is_overwritten_when_a_run_has_ended():

@@ -12,16 +12,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.distributed.tensor import init_device_mesh
 
 import autosched as asc
-from autosched.machine.cluster import joined
-
-
-def example(*shape: int) -> torch.Tensor:
-    """Return numbers that differ between ranks."""
-    count = torch.Size(shape).numel()
-    return torch.linspace(-1, 1 + joined().rank, count).reshape(shape)
 
 
 def error_of(do: Callable[[], Any]) -> str:
@@ -36,14 +29,11 @@ def error_of(do: Callable[[], Any]) -> str:
 def refuse(what: str) -> str:
     """Capture or call together what is refused; return the error, or the warning of Dynamo."""
     x = torch.ones(4)
-    if what in ("all_reduce", "all_reduce_", "dynamo"):
+    if what in ("all_reduce", "dynamo"):
         with contextlib.nullcontext(dist.group.WORLD) as group:
 
             def step(x: torch.Tensor) -> torch.Tensor:
                 y = x * 2
-                if what == "all_reduce_":
-                    dist.all_reduce(y)
-                    return y
                 return functional.wait_tensor(functional.all_reduce(y, "sum", group)) + 1
 
             if what == "dynamo":
@@ -81,39 +71,6 @@ def wrapped(kind: str, group: Any) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model)
     fully_shard(model, mesh=init_device_mesh("cpu", (group.size(),)))
     return model
-
-
-def train_wrapped(kind: str) -> bool:
-    """Train two such modules, each in one task; compare with eager training."""
-    with contextlib.nullcontext(dist.group.WORLD) as group:
-        found, expected = ([wrapped(kind, group) for _ in range(2)] for _ in range(2))
-
-        def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-            with torch.enable_grad():
-                loss = model(x).square().sum()
-                loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
-
-        graph = asc.Graph()
-        x = graph.input("x")
-        losses = [graph.add(step, model, x, name=f"loss{i}") for i, model in enumerate(found)]
-        graph.output(first=losses[0], second=losses[1])
-        rounds = []
-        with asc.schedule(graph, asc.Machine.local(0, 2), policy="round_robin") as schedule:
-            for _ in range(3):
-                outputs = schedule(x=example(2, 4))
-                wanted = [step(model, example(2, 4)) for model in expected]
-                rounds.append(all(map(torch.equal, outputs.values(), wanted)))
-        return all(rounds) and all(
-            torch.equal(local(a.grad), local(b.grad))
-            for one, other in zip(found, expected, strict=True)
-            for a, b in zip(one.parameters(), other.parameters(), strict=True)
-        )
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """Return the part of a tensor that is here."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 # ---- functions of all ranks

@@ -168,30 +168,6 @@ def run_alone(graph: asc.Graph, machine: asc.Machine, schedule: asc.Schedule) ->
     return {name: item.cpu() for name, item in found.items()}
 
 
-def chain(hops: int) -> asc.Graph:
-    """Return a graph whose value goes from the GPU of one rank to that of the other, and back."""
-    graph = asc.Graph("chain")
-    value = graph.input("x")
-    for hop in range(hops):
-        with graph.on(f"cuda:{hop % 2}"):
-            value = torch.sin(value) + 1
-    graph.output(y=value)
-    return graph
-
-
-def keep_memory(seed: int | None) -> tuple[list[bool], int]:
-    """Return whether what a GPU reads is page-locked, and how many addresses it has in ten runs."""
-    with gpus(seed):
-        machine = asc.Machine.cluster()
-        with asc.schedule(chain(4), machine) as schedule:
-            for _ in range(10):
-                schedule(**{name: torch.ones(100) for name in schedule.inputs_here})
-            exchanges = schedule._executor.backend.exchanges
-            seen = [each._buffer.value for each in exchanges._receives]
-            places = {item.data_ptr() for item in seen}
-            return [item.is_pinned() for item in seen], len(places) - len(seen)
-
-
 def exchange(seed: int | None, fails: bool) -> list[str]:
     """Let GPUs send to each other at once, and a task of rank 0 fail in the third run, or none."""
     runs = [0]

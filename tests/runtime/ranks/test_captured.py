@@ -13,7 +13,6 @@ from tests.runtime.ranks import captured_jobs as jobs
     ("what", "message"),
     [
         ("all_reduce", "all_?reduce.* is a collective of torch.distributed.*by Graph.add"),
-        ("all_reduce_", "all_?reduce.* is a collective of torch.distributed.*by Graph.add"),
         ("dynamo", "all_?reduce.* is a collective of torch.distributed.*by Graph.add"),
         ("ddp", "DistributedDataParallel communicates with other processes in backward.*Graph.add"),
         ("fsdp2", "fully_shard gathers parameters in hooks of modules and of auto.*by Graph.add"),
@@ -27,11 +26,6 @@ from tests.runtime.ranks import captured_jobs as jobs
 def test_what_ranks_cannot_do_together_is_refused(ranks, what, message):
     for error in ranks.run(jobs.refuse, 2, what):
         assert re.search(message, error, re.DOTALL), error
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_wrapped_modules_run_in_tasks(ranks, kind):
-    assert ranks.run(jobs.train_wrapped, 2, kind) == [True] * 2
 
 
 @pytest.mark.parametrize(

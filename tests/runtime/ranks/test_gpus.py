@@ -48,14 +48,6 @@ def test_runs_over_nccl_equal_those_of_one_process(ranks, seed, data, size):
     assert_runs_equal_those_of_one_process(ranks, seed, data, size, 1)
 
 
-@one_for_both
-def test_what_a_gpu_reads_arrives_in_the_same_page_locked_memory_in_every_run(ranks, seed):
-    for pinned, more in ranks.run(gpu_jobs.keep_memory, 2, seed):
-        assert pinned
-        assert all(pinned)
-        assert more == 0
-
-
 @own_ones
 @pytest.mark.parametrize("size", [2, 3])
 def test_gpus_send_to_each_other_at_once(ranks, seed, size):

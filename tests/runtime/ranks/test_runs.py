@@ -92,24 +92,6 @@ def test_other_shapes_of_results_are_not_sent(ranks):
     assert all("a run failed before" in ended[2] for ended in (first, second))
 
 
-def to_and_fro(hops):
-    """Return the program of a value that is changed on one rank after the other."""
-    graph = asc.Graph("to and fro")
-    with graph.on("cpu:0"):
-        value = graph.input("x").clone()
-    for hop in range(hops):
-        with graph.on(f"cpu:{(hop + 1) % 2}"):
-            value.add_(1)
-    graph.output(y=value)
-    return asc.schedule(graph, asc.Machine.emulated(hosts=2)).program
-
-
-def test_a_rank_whose_copies_wait_only_for_memory_at_the_end_needs_one_thread():
-    program = to_and_fro(4)
-    assert "cpu:1/copy-in   wait" in str(program.part(1))
-    assert [relays(program.part(rank)) for rank in (0, 1)] == [set(), set()]
-
-
 def test_a_stream_that_sends_on_what_it_receives_has_a_thread():
     part = asc.Program.parse(
         """

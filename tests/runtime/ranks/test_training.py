@@ -93,12 +93,6 @@ def test_ranks_equal_one_process(ranks, case):
     assert_same(ranks.run(jobs.train, size, way, options, rows), expected)
 
 
-def test_gradients_are_reduced_in_the_same_memory_at_each_step(ranks):
-    for found in ranks.run(jobs.addresses, 2, 3, {"reduction": "gather"}):
-        assert len(found) == 3
-        assert found[0] == found[1] == found[2] != []
-
-
 def test_each_rank_draws_from_its_own_generator(ranks):
     model = jobs.a_model(dropout=True)
     optimizer = jobs.OPTIMIZERS["sgd"](model.parameters())

@@ -17,7 +17,6 @@ from torch import nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.costs import Reusing
 from autosched.parallel.step import Step
 
 OPTIMIZERS = {
@@ -109,23 +108,6 @@ def train(
         if way != "data_parallel":  # by which all have the same state after each step
             step.collect()
         return found, *facts(step)
-
-
-def addresses(count: int, options: dict[str, Any]) -> list[list[int]]:
-    """Return where the gradients are reduced in each step after the first, which runs checks."""
-    machine = asc.Machine.cluster()
-    found = []
-    with step_on(machine, "data_parallel", options) as step:
-        for rows in (*[4] * (count + 1), 3):
-            given = batch(0, machine.rank, rows)
-            step(*given)
-            tasks = step.schedule(*given).graph.tasks
-            kept = [task.fn._last for task in tasks if isinstance(task.fn, Reusing)]
-            found.append([tensor.data_ptr() for last in kept for tensor in last])
-            if rows == 4:
-                first = kept
-    assert not any(first), "a plan that is not used keeps no memory"
-    return found[1:-1]
 
 
 class Failing(nn.Module):
@@ -275,13 +257,6 @@ def change_everything(hosts: int | None = None) -> Any:
         model[2].weight.requires_grad_(False)
         train()
         model[2].weight.requires_grad_(True)
-        model.eval()
-        train()
-        model.train()
-        added = torch.zeros(3).requires_grad_()  # that no stage has
-        step.optimizer.add_param_group({"params": [added], "lr": 0.5})
-        train()
-        del step.optimizer.param_groups[1]
         step.load_state_dict(saved)
         train()
         train()

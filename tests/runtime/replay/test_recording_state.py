@@ -13,9 +13,6 @@ import pytest
 import torch
 
 import autosched as asc
-from autosched.program.program import Stream
-from autosched.runtime.backends import accelerator
-from autosched.runtime.replay import cuda_graphs
 from autosched.simulated_gpus import playing
 from autosched.simulated_gpus.allocator import ORDINARY
 from autosched.simulated_gpus.streams import new_generator
@@ -147,19 +144,6 @@ def with_a_stream_of_its_own(side):
     return graph
 
 
-def test_a_recording_has_no_workspace_of_the_ordinary_pool(played):
-    graph, x = with_a_stream_of_its_own(torch.Stream("cuda:0")), torch.rand(4, 4)
-    with asc.schedule(graph, asc.Machine.local(), replay=True) as schedule:
-        for _ in range(2):
-            schedule(x=x)
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        expected = torch.sin(x * 2) @ torch.sin(x * 2)
-        assert torch.equal(schedule(x=x)["y"].cpu(), expected)
-        assert schedule.not_replayed is None
-        assert not played.faults
-
-
 def test_other_work_does_not_use_the_workspace_of_a_recording(played):
     side = torch.Stream("cuda:0")
     with asc.schedule(with_a_stream_of_its_own(side), asc.Machine.local(), replay=True) as schedule:
@@ -254,20 +238,6 @@ def test_a_recording_leaves_graphs_in_flight_their_random_numbers():
 
     for seed in SEEDS:
         assert found(seed, True) == found(seed, False)
-
-
-def test_generators_are_registered_on_the_device_of_the_recording(played):
-    def draws(a, generator):
-        return a + torch.rand(a.shape, device=a.device, generator=generator)
-
-    generator, graph = new_generator("cuda:1"), asc.Graph()
-    x = graph.input("x")
-    graph.output(y=graph.add(draws, x, generator, on="cuda:1"))
-    with asc.schedule(graph, asc.Machine.local(), replay=True) as schedule:
-        found = [schedule(x=torch.ones(3))["y"].tolist() for _ in range(4)]
-        assert schedule.not_replayed is None
-    assert len({tuple(each) for each in found}) == 4
-    assert not played.faults
 
 
 # ---- memory
@@ -408,15 +378,3 @@ def test_a_recording_that_another_thread_broke_is_tried_again(played):
 def _synchronize():
     with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
         torch.cuda.synchronize("cuda:0")
-
-
-# ---- streams
-
-
-def test_recording_streams_are_distinct_whoever_else_takes_streams(played):
-    device, taken = torch.device("cuda:0"), []
-    for number in range(20):
-        taken.append(cuda_graphs.stream_to_record(device, Stream("cuda:0", f"s{number}")))
-        torch.Stream(device, priority=-1)
-    assert len(set(taken)) == 20
-    assert not set(taken) & set(accelerator._streams.get((device, 0), {}).values())

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.runtime.replay.cuda_graphs import Replay
 from autosched.simulated_gpus import playing
 from autosched.testing.checking import scattered
 from tests.gpu.for_gpus import noisy_there, there
@@ -139,29 +138,6 @@ def test_segments_of_two_gpus_are_replayed_around_copies_and_the_host(gpu, moves
         assert len(recordings(schedule)) == 1
 
 
-def test_a_task_is_called_in_the_first_two_runs_and_no_more(gpu):
-    called = []
-
-    def told(a):
-        called.append(1)
-        return a + 1
-
-    graph = asc.Graph()
-    graph.output(y=graph.add(told, graph.input("x"), on="cuda:0"))
-    with asc.schedule(graph, gpu, replay=True) as schedule:
-        for number in range(5):
-            assert schedule(x=torch.full((2,), float(number)))["y"].tolist() == [number + 1] * 2
-    assert len(called) == 2
-
-
-def test_inputs_of_another_shape_are_another_recording(gpu):
-    with asc.schedule(on_both(), gpu, replay=True) as schedule:
-        runs(schedule)
-        runs(schedule, shape=(4, 1))
-        runs(schedule)
-        assert len(recordings(schedule)) == 2
-
-
 def test_a_number_among_inputs_makes_a_recording_of_its_own(gpu):
     graph = asc.Graph()
     x, n = graph.inputs("x", "n")
@@ -278,12 +254,6 @@ def test_where_nothing_can_be_recorded_runs_are_ordinary_and_say_why():
         asc.schedule(graph, replay="yes")
 
 
-def test_runs_that_are_checked_are_not_replayed(gpu):
-    with asc.schedule(on_both(), gpu, replay=True, check=True) as schedule:
-        runs(schedule, 3)
-        assert schedule.not_replayed == "every run is checked"
-
-
 # ---- how runs end
 
 
@@ -304,23 +274,6 @@ def test_a_task_that_raises_while_it_is_recorded_is_named_and_the_next_run_is_re
                 1
             ]  # it is called again, as in any run
         assert schedule(x=torch.zeros(1))["y"].tolist() == [1]
-
-
-def test_a_task_of_the_host_that_raises_in_a_replay_is_named_and_replays_go_on(gpu):
-    fails = []
-
-    def host(a):
-        if fails:
-            raise ValueError(fails.pop())
-        return torch.sin(a)
-
-    with asc.schedule(on_both(host), gpu, replay=True) as schedule:
-        runs(schedule)
-        fails.append("no luck")
-        with pytest.raises(asc.TaskError, match="task 'middle' on cpu failed: ValueError: no luck"):
-            runs(schedule, 1)
-        runs(schedule)
-        assert schedule.not_replayed is None
 
 
 def test_an_interrupt_while_a_segment_is_recorded_leaves_no_capture(gpu):
@@ -355,14 +308,6 @@ def test_a_late_run_is_not_recorded_and_recorded_ones_are_replayed_in_time(gpu):
         assert torch.equal(
             schedule(x=x, w=w.fill_(1), timeout=60)["w"].cpu(), torch.full((2,), 2.0)
         )
-
-
-def test_what_was_recorded_goes_with_the_schedule(gpu):
-    backend = Replay()
-    with asc.schedule(on_both(), gpu, backend=backend) as schedule:
-        runs(schedule)
-        assert backend.recorders
-    assert not backend.recorders
 
 
 def test_a_tensor_that_a_replay_writes_has_another_version(gpu):

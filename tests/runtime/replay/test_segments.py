@@ -82,33 +82,6 @@ def test_what_needs_no_other_device_is_one_segment_and_its_branches_fork_and_joi
     assert segment.positions == (0, 5, 3, 7)
 
 
-def test_a_segment_ends_where_another_device_waits_and_what_it_does_not_wait_for_is_another():
-    whole = cut("""
-        cuda:0/compute   run a
-        cuda:0/compute   record e0
-        cuda:0/copy-out  wait e0
-        cuda:0/copy-out  copy a -> cuda:1/copy-in
-        cuda:0/copy-out  record e1
-        cuda:0/compute   run b
-        cuda:1/compute   wait e1
-        cuda:1/compute   run c
-        cuda:1/compute   run d
-    """)
-    assert (
-        str(whole.program)
-        == dedent("""
-        cuda:0/compute   run segment-0
-        cuda:0/compute   record e2
-        cuda:0/copy-out  wait e2
-        cuda:0/copy-out  copy a -> cuda:1/copy-in
-        cuda:0/copy-out  record e3
-        cuda:0/compute   run segment-2
-        cuda:1/compute   wait e3
-        cuda:1/compute   run segment-3
-    """).strip()
-    )
-
-
 def test_copies_between_two_devices_that_are_one_are_inside():
     text = """
         cuda:0/compute   run a
@@ -121,10 +94,6 @@ def test_copies_between_two_devices_that_are_one_are_inside():
     """
     assert [segment.positions for segment in cut(text, ONE_GPU).segments] == [(0, 3, 6)]
     assert [segment.positions for segment in cut(text).segments] == [(0,), (6,)]
-
-
-def test_branches_that_touch_nothing_else_share_a_segment():
-    assert len(cut("cuda:0/compute run a\ncuda:0/compute1 run b").segments) == 1
 
 
 def test_what_is_freed_for_what_comes_next_is_freed_with_it():
