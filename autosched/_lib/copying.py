@@ -54,21 +54,25 @@ def _is_on_cpu(tensor: Any) -> bool:
 
 
 def _clone_at(tensor: Any, offset: int) -> Any:
-    """Return a copy whose storage begins ``offset`` bytes after a multiple of ``ALIGNMENT``.
+    """Return a copy at this address modulo ``ALIGNMENT``; its storage begins there, as of any copy."""
+    size = span(tensor)
+    storage = storage_at(size * tensor.element_size(), offset)
+    row = sys.modules["torch"].empty(0, dtype=tensor.dtype).set_(storage, 0, (size,), (1,))
+    row.copy_(tensor.as_strided((size,), (1,)))
+    return row.set_(storage, 0, tensor.shape, tensor.stride())
 
-    So the offset of the copy in its storage is 0, as that of every copy. Only DLPack makes such a
-    storage: of a slice of an allocation of torch's, which begins at a multiple.
+
+def storage_at(nbytes: int, offset: int, pinned: bool = False) -> Any:
+    """Return a storage that begins ``offset`` bytes after a multiple of ``ALIGNMENT``.
+
+    Only DLPack makes one that does not begin where torch allocates, which is at a multiple.
     """
     torch = sys.modules["torch"]
-    size = span(tensor)
-    nbytes = size * tensor.element_size()
-    block = torch.empty(nbytes + offset, dtype=torch.uint8)
+    room = nbytes + ALIGNMENT if offset else nbytes
+    block = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
+    if not offset:
+        return block.untyped_storage()
     start = (offset - block.data_ptr()) % ALIGNMENT
-    if start > offset:  # of an allocator that aligns to less
-        block = torch.empty(block.numel() + ALIGNMENT, dtype=torch.uint8)
-        start = (offset - block.data_ptr()) % ALIGNMENT
     dlpack = torch.utils.dlpack  # its two halves cost a tenth of ``torch.from_dlpack``
     part = dlpack.from_dlpack(dlpack.to_dlpack(block[start : start + nbytes]))
-    row = torch.empty(0, dtype=tensor.dtype).set_(part.untyped_storage(), 0, (size,), (1,))
-    row.copy_(tensor.as_strided((size,), (1,)))
-    return row.set_(part.untyped_storage(), 0, tensor.shape, tensor.stride())
+    return part.untyped_storage()

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 from autosched._lib.aliasing import overlaps_itself
-from autosched._lib.copying import ALIGNMENT, span
+from autosched._lib.copying import ALIGNMENT, span, storage_at
 from autosched._lib.holders import holders
 from autosched._lib.process_group import LIMIT, ProcessGroup
-from autosched._lib.tree import flatten
+from autosched._lib.tree import flatten, transform
 from autosched.errors import AutoschedError, ScheduleError, shown
 from autosched.program.program import Program, Receive, Record, Send, Stream, Wait
 from autosched.runtime.backends import Step, Transfer
@@ -318,7 +318,8 @@ class _Receive(_End):
         if self.device is not None:
             self.wait()
             self._buffer = None  # its memory is the program's
-        return buffer.value if into is None else into
+        # Who has the containers has the tensors: the buffer is not free then.
+        return transform(lambda leaf: leaf, buffer.value) if into is None else into
 
     def _learn(self) -> None:
         """Wait for the description of a value."""
@@ -449,7 +450,7 @@ class ReceiveBuffer:
             if device is not None:
                 return torch.empty_strided(shape, strides, dtype=dtype, device=device)
             reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-            storage = _storage(0 if 0 in shape else reach * dtype.itemsize, place, pinned)
+            storage = storage_at(0 if 0 in shape else reach * dtype.itemsize, place, pinned)
             return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
         self.value = _make(description, blank)
@@ -502,15 +503,3 @@ def _empty(
     tensor = torch._neg_view(tensor) if neg else tensor
     tensor = tensor.conj() if conj else tensor
     return tensor.requires_grad_() if grad else tensor
-
-
-def _storage(size: int, at: int, pinned: bool) -> Any:
-    """Return a storage of so many bytes that begins ``at`` bytes after a multiple of 64."""
-    if not at:
-        block = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        return block.untyped_storage()  # torch aligns it
-    block = torch.empty(size + ALIGNMENT, dtype=torch.uint8, pin_memory=pinned)
-    start = (at - block.data_ptr()) % ALIGNMENT
-    dlpack: Any = torch.utils.dlpack
-    row = dlpack.from_dlpack(dlpack.to_dlpack(block[start : start + size]))
-    return row.untyped_storage()

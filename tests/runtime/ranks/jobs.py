@@ -298,6 +298,22 @@ def keep_memory() -> tuple[int, int]:
     return len(seen[0]), len(seen[1])
 
 
+def keep_lists() -> bool:
+    """Return whether lists of tensors that runs returned stay as they are in later runs."""
+    graph = asc.Graph("lists")
+    sent = graph.add(lambda x: [x * 1, (x * 2,)], graph.input("x"), on="cpu:0")
+    graph.output(got=graph.add(lambda tree: tree, sent, on="cpu:1", aliases=sent))
+    kept = []
+    with asc.schedule(graph, asc.Machine.cluster(), inputs="cpu:0") as schedule:
+        for number in range(4):
+            given = {name: torch.full((3,), float(number)) for name in schedule.inputs_here}
+            kept += schedule(**given).values()
+    return all(
+        one.tolist() == [number] * 3 and two.tolist() == [2 * number] * 3
+        for number, (one, (two,)) in enumerate(kept)
+    )
+
+
 def profile() -> tuple[list[str], float]:
     """Profile a run; return the instructions that the timeline of this rank has, and its seconds."""
     with asc.schedule(round_trip(), asc.Machine.cluster()) as schedule:

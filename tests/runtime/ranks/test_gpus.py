@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.program.program import Stream
 from autosched.runtime.ranks.backend import AcceleratorRanks
 from tests.runtime.ranks import gpu_jobs
 from tests.strategies import graphs
@@ -72,3 +73,17 @@ def test_no_host_waits_for_a_copy_of_a_run_that_has_failed():
     backend.group = SimpleNamespace(why=("rank", "rank 1 has gone"), lost=asc.RankError)
     with pytest.raises(asc.RankError, match="event 3"):
         backend._until(SimpleNamespace(query=lambda: False), "event 3")
+
+
+def test_a_host_waits_until_an_accelerator_has_come_to_an_event():
+    backend = AcceleratorRanks()
+    asked = [False, False, True]
+    backend.direct = True
+    backend.events = {3: SimpleNamespace(query=lambda: asked.pop(0))}
+    backend.group = SimpleNamespace(why=None)
+    moved = []
+    backend.staging.unstage = lambda: moved.append(len(asked))
+    backend.exchanges = SimpleNamespace(is_copied=lambda event: False)
+    step = backend.wait(Stream("cpu:0", "compute"), 3)
+    step()
+    assert moved == [0]

@@ -47,6 +47,10 @@ def test_trees_of_tensors_arrive_as_they_are(ranks):
     assert ranks.run(jobs.pass_trees, 2) == [True, True]
 
 
+def test_lists_of_tensors_that_somebody_has_are_not_received_into(ranks):
+    assert ranks.run(jobs.keep_lists, 2) == [True, True]
+
+
 def test_values_are_made_again_of_their_rows():
     for value in jobs.odd_values():
         description = description_of(value)
