@@ -122,7 +122,7 @@ MAY_IMPORT_TORCH = {
     *["simulated_gpus", "testing"],
     *["_lib.aten", "_lib.fake_tensors", "_lib.holders", "_lib.process_group"],
     *["costs.estimate", "graph.gradients"],
-    *["runtime.backends", "runtime.profile", "runtime.ranks", "runtime.replay"],
+    *["runtime.backends", "runtime.execute", "runtime.ranks", "runtime.replay"],
     *["machine.machine", "machine.hardware"],  # Machine.local, inside functions
     "graph.files",  # to read a file, inside functions
     "machine.cluster",  # inside functions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,14 +34,30 @@ def fetched_ahead(items: Iterable[Item], most: int, use: Callable[[Item], T]) ->
     room: SimpleQueue[None] = SimpleQueue()
     found: SimpleQueue[T | _End] = SimpleQueue()
     stopped: list[bool] = []
+    torch: Any = sys.modules.get("torch")
+    records = torch is not None and torch.is_grad_enabled()
+
+    def fetch() -> None:
+        error: BaseException | None = None
+        try:
+            if torch is not None:
+                torch.set_grad_enabled(records)
+            room.get()
+            for item in items:
+                if stopped:
+                    break
+                found.put(use(item))
+                del item
+                room.get()
+                if stopped:
+                    break
+        except BaseException as raised:
+            error = raised
+        found.put(_End(error))
+
     for _ in range(most):
         room.put(None)
-    thread = threading.Thread(
-        target=_fetch,
-        args=(items, use, room, stopped, found, _autograd()),
-        name="autosched fetching ahead",
-        daemon=True,
-    )
+    thread = threading.Thread(target=fetch, name="autosched fetching ahead", daemon=True)
     thread.start()
     try:
         while not isinstance(item := found.get(), _End):
@@ -54,35 +70,3 @@ def fetched_ahead(items: Iterable[Item], most: int, use: Callable[[Item], T]) ->
         stopped.append(True)
         room.put(None)
         thread.join(_PATIENCE)
-
-
-def _fetch(
-    items: Iterable[Any],
-    use: Callable[[Any], Any],
-    room: SimpleQueue[None],
-    stopped: Sequence[bool],
-    found: SimpleQueue[Any],
-    autograd: bool | None,
-) -> None:
-    error: BaseException | None = None
-    try:
-        if autograd is not None:
-            sys.modules["torch"].set_grad_enabled(autograd)
-        room.get()
-        for item in items:
-            if stopped:
-                break
-            found.put(use(item))
-            del item
-            room.get()
-            if stopped:
-                break
-    except BaseException as raised:
-        error = raised
-    found.put(_End(error))
-
-
-def _autograd() -> bool | None:
-    """Whether autograd is enabled here; None without torch."""
-    torch: Any = sys.modules.get("torch")
-    return None if torch is None else bool(torch.is_grad_enabled())

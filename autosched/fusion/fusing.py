@@ -248,7 +248,7 @@ class _Fusion:
             nothing = dict.fromkeys(cpus, 0.0)
             costs = replace(costs, shares=dict.fromkeys((t.name for t in graph.tasks), nothing))
         own = replace(self.problem, graph=graph.snapshot(), machine=machine, costs=costs)
-        running = self.plain.backend, self.plain.check, self.plain.nvtx
+        running = self.plain.backend, self.plain.check
         return planned(keeping(own, keepable(own)), *self.search, None, running)
 
     def _planned(self, plain: Sequence[Schedule]) -> Iterator[Fused]:

@@ -28,8 +28,8 @@ from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import (
     Call,
     EventWatch,
-    median_seconds,
-    stopwatch,
+    Stopwatch,
+    median,
     synchronize,
 )
 from autosched.scheduling.arguments import checked_count
@@ -185,11 +185,13 @@ def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
     if len(sizes) < 2 or not ((taken > 0) & (taken < np.inf)).all():
         return None
     least = np.minimum.accumulate(taken[::-1])[::-1]
+    if least[0] == least[-1]:
+        return None
     slope, latency = np.polyfit(sizes, least, 1, w=1 / least)
     if latency < 0:  # then the line through the origin
         relative = sizes / least
         slope, latency = relative.sum() / (relative @ relative), 0.0
-    return (float(1 / slope), float(latency)) if slope > 0 else None
+    return float(1 / slope), float(latency)
 
 
 def _copies(
@@ -199,28 +201,27 @@ def _copies(
     repeat: int,
     nbytes: int,
 ) -> float:
+    """Time copies: on their stream, between accelerators that of the source; or by the host."""
     here, there = (_memory(nbytes, device, pinned) for device in (source, destination))
-    copy = partial(there.copy_, here, non_blocking=True)
     has_events = pinned and {source.type, destination.type} != {"cpu"}
-    timed = _by_events if has_events else median_seconds
-    return timed(copy, repeat, source, destination)
+
+    def copy() -> None:
+        there.copy_(here, non_blocking=True)
+        if not has_events:
+            synchronize(source, destination)
+
+    synchronize(source, destination)
+    on = source if source.type != "cpu" else destination
+    watch = EventWatch(on) if has_events else Stopwatch()
+    first, _ = watch.time([copy])
+    found = median([watch.time([copy], 2 * first.issued)[0] for _ in range(repeat)])
+    assert found is not None
+    return found.seconds
 
 
 def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:
     pin = pinned and device.type == "cpu" and torch.accelerator.is_available()
     return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin)
-
-
-def _by_events(
-    copy: Callable[[], Any], repeat: int, source: torch.device, destination: torch.device
-) -> float:
-    """Time copies on their stream: between accelerators that of the source."""
-    synchronize(source, destination)
-    watch = stopwatch(source if source.type != "cpu" else destination)
-    issued = watch.time([copy])[0].issued
-    readings = [watch.time([copy], 2 * issued)[0] for _ in range(repeat)]
-    counted = [reading for reading in readings if reading.clean] or readings
-    return statistics.median(reading.seconds for reading in counted)
 
 
 # ---- storage

@@ -122,19 +122,13 @@ def synchronize(*devices: torch.device) -> None:
             torch.accelerator.synchronize(device)
 
 
-def median_seconds(call: Call, repeat: int, *devices: torch.device) -> float:
-    """Return the median time of calls by the host's clock, until devices are idle.
-
-    One more call, the first, does not count.
-    """
-    times = []
-    for _ in range(repeat + 1):
-        synchronize(*devices)
-        start = time.perf_counter()
-        call()
-        synchronize(*devices)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+def median(readings: Sequence[Reading]) -> Reading | None:
+    """Return the median of the clean readings, or of all if none is clean; None without any."""
+    counted = [reading for reading in readings if reading.clean] or readings
+    if not counted:
+        return None
+    seconds = statistics.median(reading.seconds for reading in counted)
+    return Reading(seconds, statistics.median(reading.issued for reading in counted))
 
 
 def _called(calls: Sequence[Call]) -> Any:

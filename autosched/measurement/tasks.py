@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,13 +34,15 @@ from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
 from autosched.machine.machine import Device, Machine
 from autosched.measurement.hardware import intra_op_threads, model_name, torch_device
 from autosched.measurement.machines import Track
-from autosched.measurement.stopwatch import Reading, stopwatch
+from autosched.measurement.stopwatch import Reading, median, stopwatch
 from autosched.problem import Problem
 from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 from autosched.scheduling.arguments import checked_count
 from autosched.scheduling.planning import mark_pageable
 
 Signature = tuple[Hashable, ...]
+Place = Callable[[Task], torch.device]
+Call = Callable[[Task, Any, Any, torch.device], Any]  # task, args, kwargs, device -> result
 _Measured = Mapping[tuple[Device, ...], Mapping[str, Reading]]
 """By equal devices, the reading of each task that was measured there."""
 
@@ -216,14 +217,6 @@ class Readings:
             reading = reading._replace(clean=False)  # counts if there is no better one
         self.readings.append(reading)
 
-    def median(self) -> Reading | None:
-        """Return the median of those that count, if there are any."""
-        counted = [reading for reading in self.readings if reading.clean] or self.readings
-        if not counted:
-            return None
-        seconds = statistics.median(reading.seconds for reading in counted)
-        return Reading(seconds, statistics.median(reading.issued for reading in counted))
-
 
 @dataclass
 class Bench:
@@ -314,7 +307,9 @@ class Bench:
                 self.run()
         why = {signature: self._objection(each) for signature, each in self.readings.items()}
         self.complaints += [f"{what}; it is left as estimated" for what in why.values() if what]
-        medians = {name: self.readings[key].median() for name, key in self.signature.items()}
+        medians = {
+            name: median(self.readings[key].readings) for name, key in self.signature.items()
+        }
         return {
             name: reading
             for name, reading in medians.items()
@@ -323,9 +318,9 @@ class Bench:
 
     def _objection(self, measured: Readings) -> str | None:
         """Return why a reading is impossible, if it is."""
-        reading, device = measured.median(), self.devices[0]
-        if reading is None:
+        if (reading := median(measured.readings)) is None:
             return None
+        device = self.devices[0]
         why = objection(reading.seconds, least_work(measured.task, self.known), device)
         took = f"task {measured.task.name!r} took {reading.seconds:.3g} s on {device.name}"
         return why and f"{took}, which {why}"
@@ -352,11 +347,8 @@ def objection(seconds: float, work: Work | None, device: Device) -> str | None:
     if work is None:
         return None
     flops, nbytes = _PEAKS.get(device.kind, _ACCELERATOR)
-    # At the peak.
-    least = max(
-        work.flops / max(flops, device.flops_per_second),
-        work.nbytes / max(nbytes, device.bytes_per_second),
-    )
+    flops, nbytes = max(flops, device.flops_per_second), max(nbytes, device.bytes_per_second)
+    least = max(work.flops / flops, work.nbytes / nbytes)  # at the peak
     if seconds == 0:
         return "is no time for work" if least else None
     if least > FAST * seconds:
@@ -382,10 +374,6 @@ def work_of(task: Task, costs: Costs) -> Work | None:
     return total if len(known) == len(parts) else None
 
 
-Place = Callable[[Task], torch.device]
-Call = Callable[[Task, Any, Any, torch.device], Any]  # task, args, kwargs, device -> result
-
-
 # ---- a serial run on one device
 
 
@@ -402,12 +390,16 @@ def run_serially(
     """
     data = graph.bind(inputs)
     given = set(data)
-    used = [[*_arguments(task), *(use.value for use in task.outputs)] for task in graph.tasks]
+    used = []  # by each task: what it is called with, and what it makes
+    for task in graph.tasks:
+        leaves = flatten((task.args, task.kwargs))
+        own = [leaf.index for leaf in leaves if isinstance(leaf, Value)]
+        used.append([*own, *(use.value for use in task.outputs)])
     last = {value: index for index, values in enumerate(used) for value in values}
     nbytes: dict[str, float] = {}
     with no_grad():
         for task in graph.tasks:
-            for value in _arguments(task):
+            for value in used[task.index]:
                 if value in given:
                     given.remove(value)
                     data[value] = transform(lambda leaf: _copied(leaf, device), data[value])
@@ -455,11 +447,6 @@ def _copied(leaf: Any, device: torch.device) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.device == device == torch.device("cpu"):
         return copy_in_host_memory(leaf, None)
     return as_parameter(leaf.detach().to(device, copy=True), leaf)
-
-
-def _arguments(task: Task) -> list[int]:
-    """Return the values with whose data a task is called."""
-    return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
 
 
 def _add_nbytes(value: Value, made: Any, nbytes: dict[str, float]) -> None:

@@ -73,8 +73,8 @@ def data_parallel(
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
       ``step.grad_norm`` is the norm before. Hooks of the optimizer's step may change them, too.
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
-    * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``nvtx``, ``outputs``,
-      ``progress``, ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
+    * ``options``: ``backend``, ``check``, ``costs``, ``in_flight``, ``outputs``, ``progress``,
+      ``replay`` of ``schedule``; and ``fuse``, for regions compiled by Inductor.
 
     Batch norms normalise a replica's rows by their own statistics, and the running statistics of the
     first replica with rows are the model's, as with ``nn.DataParallel``. Other buffers that a step

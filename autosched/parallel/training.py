@@ -42,9 +42,7 @@ from autosched.parallel.updates import Bucket, Update, check_separable, updates_
 if TYPE_CHECKING:
     from autosched._lib.process_group import ProcessGroup
 
-_OPTIONS = (
-    *("backend", "check", "costs", "in_flight", "nvtx", "outputs", "progress", "replay", "fuse"),
-)
+_OPTIONS = (*("backend", "check", "costs", "in_flight", "outputs", "progress", "replay", "fuse"),)
 
 
 def check_trained(name: str, model: Any, loss_fn: Any, optimizer: Any) -> None:

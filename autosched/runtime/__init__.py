@@ -1,10 +1,9 @@
 """Execution of programs.
 
-execute      runs a program
+execute      runs a program, and measures the times of its instructions
 compiler     emits the functions of threads, with what a backend does for each instruction
 memory       the tensors of one run, in numbered slots
 check        comparing what a task does with what it declared
-profile      measured times of instructions while a program runs
 hang_report  the position of each thread when a run is late
 threads/     threads that execute these functions
 backends/    devices: CPU threads, accelerators, emulated machines

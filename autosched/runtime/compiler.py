@@ -42,7 +42,6 @@ from autosched.program.program import (
 )
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.memory import Memory
-from autosched.runtime.profile import annotation, ranged
 
 if TYPE_CHECKING:
     from autosched.runtime.ranks.generators import Drawing
@@ -93,8 +92,7 @@ class Carried(NamedTuple):
 class Compiler(Writer):
     """Emits a schedule's program, and parts of it, for a backend.
 
-    ``seconds`` are the modelled seconds of each instruction. With ``nvtx``, runs and copies are
-    ranges of NVTX, named by their streams.
+    ``seconds`` are the modelled seconds of each instruction.
     """
 
     def __init__(
@@ -104,12 +102,10 @@ class Compiler(Writer):
         machine: Machine,
         backend: Backend,
         seconds: Sequence[float],
-        nvtx: bool,
     ):
         self.machine = machine
         self.backend = backend
         self.seconds = seconds
-        self.nvtx = nvtx
         self.can = Capabilities(backend)
         self._bound = Bound()
         self.memory = Memory(program, graph, self.can.located)
@@ -132,7 +128,7 @@ class Compiler(Writer):
 
     def over(self, backend: Backend) -> Compiler:
         """Return a compiler of the same program for another backend, with memory of its own."""
-        other = Compiler(self.program, self.graph, self.machine, backend, self.seconds, self.nvtx)
+        other = Compiler(self.program, self.graph, self.machine, backend, self.seconds)
         self._others.append(other)
         return other
 
@@ -367,9 +363,6 @@ class _Emission:
                         emitted.add(thread, i, can.enter(streams))
                     wrapped = call(i, made) if call else made
                     step = backend.launch(streams, self.compiler.seconds[i], wrapped)
-                    if self.compiler.nvtx:
-                        on = " and ".join(map(str, streams))
-                        step = ranged(f"{annotation(i, instruction)} on {on}", step)
                     with self._together(i, streams):
                         self._add(thread, i, launched(i, step) if launched else step, True)
         if bracketed is not None:

@@ -13,28 +13,37 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 from autosched._lib.forks import forks, in_child, rlock
+from autosched._lib.tree import flatten
 from autosched.codegen.threads import Emitted
 from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Machine
-from autosched.program.program import Program, Run
-from autosched.runtime.backends import Backend, Capabilities, Step
+from autosched.program.program import (
+    Copy,
+    Instruction,
+    Program,
+    Receive,
+    Run,
+    Send,
+    occupied,
+)
+from autosched.runtime.backends import Backend, Capabilities, Step, Timed
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.check import Check, Watcher
 from autosched.runtime.compiler import Compiler
 from autosched.runtime.hang_report import failed, from_users_code, report
 from autosched.runtime.memory import Memory
-from autosched.runtime.profile import Notes, annotation, is_traced, named
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented
 from autosched.runtime.threads.runs import Fault, Late
 from autosched.runtime.threads.team import ThreadTeam
-from autosched.timeline.timeline import Timeline
+from autosched.timeline.timeline import Span, Timeline, what
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 _beginning = rlock()
@@ -46,8 +55,7 @@ class Executor:
     It is ended by ``close()``, or when it is garbage collected. ``seconds`` are the modelled
     seconds of each instruction, for backends that emulate. The first run is checked for writes,
     aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and
-    by all bits of the arguments with ``"bytes"``. With ``nvtx``, runs and copies are ranges of
-    NVTX, named by their streams.
+    by all bits of the arguments with ``"bytes"``.
     """
 
     def __init__(
@@ -58,7 +66,6 @@ class Executor:
         backend: Backend,
         seconds: Sequence[float],
         check: Check = False,
-        nvtx: bool = False,
     ):
         for task in graph.tasks:
             if task.fn is None:
@@ -77,7 +84,7 @@ class Executor:
         replayable = Capabilities(backend).replayable if program.in_flight == 1 else None
         cut = None if replayable is None else segmented(program, machine.physical)
         backend.open(program if cut is None else cut.everything, machine)
-        self.compiler = Compiler(program, graph, machine, backend, seconds, nvtx)
+        self.compiler = Compiler(program, graph, machine, backend, seconds)
         self.memory = self.compiler.memory
         _ = self.compiler.functions  # the first run calls them, and may have a deadline
         self.check = check
@@ -219,11 +226,13 @@ class Executor:
         team = self.team
         try:
             # 1. Bind the inputs.
-            is_known = self.memory.fill(inputs)
-            # 2. Choose the functions: of a recording that is valid for these inputs, or the program's.
             recording = None
             if recordings is not None and not watched:
-                recording = recordings.find(inputs, is_known, deadline is not None)
+                recording = recordings.recognized(inputs)
+            self.memory.fill(inputs, are_known=recording is not None)
+            # 2. Choose the functions: of a recording that is valid for these inputs, or the program's.
+            if recordings is not None and not watched:
+                recording = recordings.find(inputs, recording, deadline is not None)
             if recording is not None:
                 emitted = recording.emitted(inputs)
             else:
@@ -311,9 +320,9 @@ class Executor:
             return error
         if fault.position < 0:  # it comes from no instruction
             return error
-        named = failed(self.graph, self.program.instructions[fault.position], error, arguments)
-        named.__cause__ = error.with_traceback(from_users_code(error.__traceback__))
-        return named
+        told = failed(self.graph, self.program.instructions[fault.position], error, arguments)
+        told.__cause__ = error.with_traceback(from_users_code(error.__traceback__))
+        return told
 
     # ---- runs that are checked, profiled or traced
 
@@ -360,16 +369,14 @@ def _check_generators(program: Program, graph: Graph, machine: Machine) -> None:
         )
 
 
-def executor_of_rank(
-    program: Program, graph: Graph, machine: Machine, check: Check, nvtx: bool
-) -> Executor:
+def executor_of_rank(program: Program, graph: Graph, machine: Machine, check: Check) -> Executor:
     """Return an executor of this rank's part of a program."""
     from autosched.runtime.ranks.backend import backend_of
 
     assert machine.rank is not None
     part = program.part(machine.rank)
     seconds = [0.0] * len(part)  # nothing is emulated
-    return Executor(part, graph, machine, backend_of(part), seconds, check, nvtx=nvtx)
+    return Executor(part, graph, machine, backend_of(part), seconds, check)
 
 
 def _tidy(team: ThreadTeam, backend: Backend, memory: Memory) -> None:
@@ -400,6 +407,86 @@ def _close(
         busy.release()
     backend.close()
     _serving.pop(id(backend), None)
+
+
+# ---- measured times, and names in the trace of an active torch.profiler, or of ``emit_nvtx``
+
+
+class Notes:
+    """The measurements of one run."""
+
+    timeline: Timeline
+
+    def __init__(self, program: Program, backend: Timed, made: Callable[[int], list[Any]]):
+        self.program = program
+        self.backend = backend
+        self.made = made
+        self.stamps: dict[int, tuple[Any, Any]] = {}
+        self.nbytes: dict[int, float] = {}
+
+    def timed(self, i: int, step: Step) -> Step:
+        """Return a run or a copy that measures when it begins and ends, and how much it moves."""
+        instruction = self.program.instructions[i]
+        stamp = self.backend.stamp(occupied(instruction))
+        stamps = self.stamps
+        moves = isinstance(instruction, (Copy, Receive))
+
+        def timed() -> None:
+            start = stamp()
+            step()
+            stamps[i] = (start, stamp())
+            if moves:
+                self.nbytes[i] = sum(map(_nbytes, flatten(self.made(i))))
+
+        return timed
+
+    def finish(self) -> None:
+        """Read the backend's clock, after its ``join``, and make the timeline."""
+        seconds = self.backend.seconds
+        spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
+        made = Timeline.of(spans, self.program.arrows)
+        self.timeline = replace(made, doubt=self.backend.doubt)
+
+    def _span(self, i: int, start: float, end: float) -> Span:
+        instruction = self.program.instructions[i]
+        assert isinstance(instruction, (Run, Copy, Send, Receive))
+        return Span(
+            *what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0)
+        )
+
+
+def is_traced() -> bool:
+    """Whether torch.profiler is active in this process; costs one look-up if not."""
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
+
+
+def annotation(i: int, instruction: Instruction) -> str:
+    """Return the name of a run or a copy in a trace of torch.profiler.
+
+    >>> from autosched.program.program import Stream
+    >>> annotation(7, Run(Stream("cpu", "compute"), "h"))
+    'autosched::run h#7'
+    """
+    return f"autosched::{instruction}#{i}"
+
+
+def named(name: str, step: Step) -> Step:
+    """Return a step under a name in a trace of torch.profiler, if this sees its thread."""
+    from torch.profiler import record_function
+
+    def within() -> None:
+        with record_function(name):
+            step()
+
+    return within
+
+
+def _nbytes(leaf: Any) -> float:
+    """Return the bytes of a tensor or an array, if they are known."""
+    with contextlib.suppress(Exception):  # a sparse tensor has none of its own
+        return float(leaf.nbytes)
+    return 0.0
 
 
 # ---- schedules that are called by tasks of other schedules

@@ -6,15 +6,12 @@ Knows no instruction but by the slots that it reads and fills, and no stream and
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
 from autosched._lib.copying import span
-from autosched._lib.tensor_guards import recognizer
 from autosched._lib.tree import flatten
 from autosched.codegen.slots import Slots
 from autosched.errors import GraphError, HazardError
@@ -22,9 +19,6 @@ from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Program, Receive, Run, Send
 from autosched.runtime.backends import Located
-
-_ATTEMPTS = 16  # at knowing inputs, each of which takes longer than a check
-_MANY = 16  # inputs; fewer are checked faster than they are recognized
 
 
 class Memory(Slots):
@@ -59,18 +53,14 @@ class Memory(Slots):
         placed = [(name, self.place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
-        self.known: Known | None = None  # inputs that passed all checks
-        self.learns = True  # whether ``check`` notes such inputs; else who replays does
-        self._attempts = 0  # at knowing inputs
-        self._addresses: dict[str, int] = {}  # of the inputs that were checked last
 
     # ---- during a run
 
-    def fill(self, inputs: Mapping[str, Any]) -> bool:
-        """Put the caller's inputs into their slots. Returns and raises as ``check`` does."""
-        is_known = self.check(inputs)
+    def fill(self, inputs: Mapping[str, Any], are_known: bool = False) -> None:
+        """Put the caller's inputs into their slots. Raises as ``check`` does, unless they are known."""
+        if not are_known:
+            self.check(inputs)
         self.data[1 : 1 + len(self.names)] = self.in_order(inputs)
-        return is_known
 
     def place(self, device: str) -> Any:
         """Return the ``.device`` of tensors on a device, None where any is accepted."""
@@ -82,25 +72,22 @@ class Memory(Slots):
             return inputs.values()
         return map(inputs.__getitem__, self.names)
 
-    def check(self, inputs: Mapping[str, Any]) -> bool:
+    def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
 
         Raises HazardError if one that tasks write shares its memory with another, or a constant, or
-        itself. Returns whether the inputs are recognized as known ones.
+        itself.
         """
         if list(inputs) != self.names and inputs.keys() != {*self.names}:
             self.graph.bind(inputs)
         self._entangled = set()
-        if self.known is not None and self.known.recognizes(inputs):
-            return True
         if not self.written and not self._placed:
-            return False
+            return
         given = {**self.constants, **inputs}
-        apart = not self.written or (
+        if self.written and not (
             are_apart(item for name, item in given.items() if name in self._used)
             and all(given[name].is_contiguous() for name in self._in_parts)
-        )
-        if not apart:
+        ):
             self._check_apart(given)
         for name, device in self._placed:
             for leaf in flatten(given[name]):
@@ -110,24 +97,6 @@ class Memory(Slots):
                         f"{device}; move it, or say where it lives: "
                         f"schedule(..., inputs={{{name!r}: ...}})"
                     )
-        if apart and self.learns:
-            self._know(inputs)
-        return False
-
-    def _know(self, inputs: Mapping[str, Any]) -> None:
-        """Note inputs that passed all checks, so that similar ones are recognized.
-
-        Those stay where they are that are at the same addresses as in the last check.
-        """
-        is_worthwhile = len(inputs) > _MANY and self._attempts < _ATTEMPTS
-        if not is_worthwhile or not all(hasattr(item, "data_ptr") for item in inputs.values()):
-            return
-        before = self._addresses
-        self._addresses = {name: item.data_ptr() for name, item in inputs.items()}
-        if before:
-            self._attempts += 1
-            fixed = {name for name, at in self._addresses.items() if before.get(name) == at}
-            self.known = Known.of(inputs, fixed, self.used_constants, self.kept_apart)
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if inputs overlap, and note which share a storage."""
@@ -255,84 +224,3 @@ def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> 
         by_storage.setdefault(extent.storage, set()).add(name)
     shared = [names for names in by_storage.values() if len(names) > 1 and names & written]
     return set().union(*shared)
-
-
-# ---- inputs that were checked or recorded before
-#
-# Nothing of earlier inputs is kept but facts, so their memory can be freed, and other tensors with
-# the same properties and addresses are recognized, too.
-
-
-class Known:
-    """Inputs with the same names, and with tensors of the same properties, as earlier ones.
-
-    Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
-    addresses. Those named in ``apart`` must share no memory with each other or with ``constants``.
-
-    >>> import torch, torch._dynamo
-    >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
-    >>> known = Known.of(inputs, {"w"}, [], apart={"x", "w"})
-    >>> known.recognizes({"x": torch.ones(3), "w": inputs["w"]})
-    True
-    >>> known.recognizes({"x": torch.ones(3), "w": torch.zeros(3)})
-    False
-    """
-
-    def __init__(
-        self,
-        inputs: Mapping[str, Any],
-        fixed: Collection[str],
-        constants: Collection[Any],
-        apart: Collection[str],
-        are_alike: Callable[[Mapping[str, Any]], bool],
-    ):
-        self._are_alike = are_alike
-        self._moving = [name for name in apart if name not in fixed]
-        stay = [*(inputs[name] for name in apart if name in fixed), *constants]
-        spans = sorted(map(_span, stay)) if apart else []
-        self._firsts = [first for first, _ in spans]
-        self._ends = [end for _, end in spans]
-
-    @classmethod
-    def of(
-        cls,
-        inputs: Mapping[str, Any],
-        fixed: Collection[str],
-        constants: Collection[Any],
-        apart: Collection[str],
-    ) -> Known | None:
-        """Return known inputs; None if they cannot be recognized.
-
-        They must be tensors that ``tensor_guards`` can compare, and none of those that must be
-        ``apart`` may share memory.
-        """
-        are_alike = recognizer(inputs, fixed)
-        if are_alike is None:
-            return None
-        if apart and not are_apart([*map(inputs.__getitem__, apart), *constants]):
-            return None
-        return cls(inputs, fixed, constants, apart, are_alike)
-
-    def recognizes(self, inputs: Mapping[str, Any]) -> bool:
-        """Return whether these inputs differ from the known ones only in what does not matter."""
-        if not self._are_alike(inputs):
-            return False
-        return not self._moving or self._keeps_away(inputs[name] for name in self._moving)
-
-    def _keeps_away(self, moving: Iterable[Any]) -> bool:
-        """Return whether tensors share no memory with each other and with what stays."""
-        spans = sorted(map(_span, moving))
-        if any(end > after for (_, end), (after, _) in pairwise(spans)):
-            return False
-        # No span ends behind the beginning of this one and begins before its end.
-        return all(
-            bisect_right(self._ends, first) == bisect_left(self._firsts, end)
-            for first, end in spans
-        )
-
-
-def _span(tensor: Any) -> tuple[int, int]:
-    """Return the addresses of a tensor's storage: the first, and that behind the last."""
-    storage = tensor.untyped_storage()
-    first = storage.data_ptr()
-    return first, first + storage.nbytes()

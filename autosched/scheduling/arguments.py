@@ -74,7 +74,6 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda item: item is None or isinstance(item, bool) or callable(item),
         "True, False, None, or a function of the part that is done and the makespan",
     ),
-    "nvtx": (_is_flag, "True or False"),
     "replay": (_is_flag, "True or False"),
     "check": (lambda item: item in (False, True, "bytes"), "False, True or 'bytes'"),
 }

@@ -83,7 +83,6 @@ def schedule(
     place: Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
     check: Check = False,
-    nvtx: bool = False,
     replay: bool = False,
     in_flight: int | None = None,
     objective: Objective = "makespan",
@@ -115,7 +114,6 @@ def schedule(
     * ``check``: monitor every run, not only the first, for writes, aliases and random numbers that
       tasks do not declare. ``"bytes"`` compares all bits of their arguments, since version counters
       do not detect every write.
-    * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
     * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
       ``Schedule.not_replayed``. Where issuing takes time, it is predicted with ``costs.replay``.
     * ``in_flight``: how many runs may be under way at a time; fewer, with a warning, if their
@@ -142,9 +140,9 @@ def schedule(
     machine = _machine(machine)
 
     def plan() -> Schedule:
-        check_arguments(graph=graph, backend=backend, check=check, nvtx=nvtx, replay=replay)
+        check_arguments(graph=graph, backend=backend, check=check, replay=replay)
         check_arguments(seconds=seconds, seed=seed, progress=progress)
-        running = _backend(backend, machine, nvtx, replay)
+        running = _backend(backend, machine, replay)
         shown = progress_bar("planning") if progress is True else nullcontext(progress or None)
         with without_collecting(), shown as report:
             problem = problem_of(
@@ -161,12 +159,11 @@ def schedule(
                 replays=_replays(running),
             )
             _warn_of_no_results(problem.graph)
-            return planned(problem, policy, seconds, seed, report, (running, check, nvtx))
+            return planned(problem, policy, seconds, seed, report, (running, check))
 
     if machine.rank is None:
         return plan()
-    made = agreed(graph, lambda: plan().text, lambda saved: joined(saved, graph))
-    return dataclasses.replace(made, nvtx=nvtx)
+    return agreed(graph, lambda: plan().text, lambda saved: joined(saved, graph))
 
 
 # ---- 1. arguments
@@ -182,23 +179,11 @@ def _machine(machine: Machine | None) -> Machine:
     return machine
 
 
-def _backend(
-    backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool
-) -> str | Backend:
-    """Return the given or default backend; with ``replay`` one that can replay, or warn.
-
-    Raises MachineError where ``nvtx`` has no CUDA device to mark.
-    """
+def _backend(backend: str | Backend | None, machine: Machine, replay: bool) -> str | Backend:
+    """Return the given or default backend; with ``replay`` one that can replay, or warn."""
     if isinstance(backend, str):
         check_name(backend)
     made = suited(machine) if backend is None else backend
-    if nvtx:
-        kinds = dict.fromkeys(machine.device(name).kind for name in machine.accelerators)
-        why = f"the machine has {listed(machine.names)} alone" if "cuda" not in kinds else ""
-        if isinstance(made, str) and made not in ("accelerator", "replay"):
-            why = why or f"backend {made!r} runs on none"
-        if why:
-            raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
     if replay and made == "accelerator":
         return "replay"
     if replay and not _replays(made):
@@ -356,9 +341,9 @@ def planned(
     seconds: float | None,
     seed: int,
     progress: Progress | None = None,
-    running: tuple[str | Backend, Check, bool] = ("host", False, False),
+    running: tuple[str | Backend, Check] = ("host", False),
 ) -> Schedule:
-    """Return a verified schedule by a policy; ``running`` are its backend, ``check`` and ``nvtx``."""
+    """Return a verified schedule by a policy; ``running`` are its backend and ``check``."""
     begun = time.perf_counter()
     try:
         plan = with_runs_in_flight(problem, _plan(problem, policy, seconds, seed, progress))

@@ -90,7 +90,6 @@ class Schedule(Plan):
 
     backend: str | Backend = "host"
     check: Check = False
-    nvtx: bool = field(default=False, compare=False, repr=False)
     _state: RunState = field(default_factory=RunState, init=False, compare=False, repr=False)
 
     # ---- running
@@ -383,10 +382,10 @@ class Schedule(Plan):
         self._check_open()
         self._verify_once()
         if self.machine.rank is not None:
-            return executor_of_rank(self.program, self.graph, self.machine, self.check, self.nvtx)
+            return executor_of_rank(self.program, self.graph, self.machine, self.check)
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         parts = self.program, self.graph, self.machine, backend, self.seconds
-        return Executor(*parts, self.check, self.nvtx)
+        return Executor(*parts, self.check)
 
     @cached_property
     def _kept(self) -> ResidentState:

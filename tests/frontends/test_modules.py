@@ -357,6 +357,6 @@ def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...]) -
 def test_options_that_say_what_is_the_default_leave_gradients() -> None:
     """``place=None`` was an option that compiled modules do not have, so gradients were refused."""
     model = nn.Linear(3, 2)
-    with asc.compile(model, HERE, place=None, inputs=None, nvtx=False, fuse=False) as run:
+    with asc.compile(model, HERE, place=None, inputs=None, check=False, fuse=False) as run:
         run(torch.ones(4, 3)).sum().backward()
     assert torch.equal(model.weight.grad, torch.full((2, 3), 4.0))

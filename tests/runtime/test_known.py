@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.errors import GraphError, HazardError
-from autosched.runtime.memory import Known
+from autosched.runtime.replay.cache import recognizing
 from autosched.simulated_gpus import playing
 
 MANY = 20
@@ -37,16 +37,17 @@ def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Non
 def test_what_moves_keeps_away_from_constants_and_from_what_moves() -> None:
     table = torch.rand(8)
     inputs = {**some(), "y": torch.rand(3, 3)}
-    known = Known.of(inputs, inputs.keys() - {"x", "y"}, [table], apart=inputs)
-    assert known is not None
+    names = [*inputs]
+    recognizes = recognizing(inputs, inputs.keys() - {"x", "y"}, [table], apart=names)
+    assert recognizes is not None
     part = table.as_strided((2, 2), (2, 1))
-    assert known.recognizes({**inputs, "x": inputs["y"], "y": inputs["x"]})
-    assert not known.recognizes({**inputs, "x": inputs["y"]})
-    assert not known.recognizes({**inputs, "x": inputs["w1"].detach()})
-    small = Known.of({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=inputs)
+    assert recognizes({**inputs, "x": inputs["y"], "y": inputs["x"]})
+    assert not recognizes({**inputs, "x": inputs["y"]})
+    assert not recognizes({**inputs, "x": inputs["w1"].detach()})
+    small = recognizing({**inputs, "x": torch.rand(2, 2)}, set(), [table], apart=names)
     assert small is not None
-    assert small.recognizes({**inputs, "x": torch.rand(2, 2)})
-    assert not small.recognizes({**inputs, "x": part})
+    assert small({**inputs, "x": torch.rand(2, 2)})
+    assert not small({**inputs, "x": part})
 
 
 def adding() -> asc.Graph:
@@ -154,12 +155,12 @@ def test_replays_recognize_a_new_image(graph: Callable[[], asc.Graph]) -> None:
         for _ in range(4):
             inputs["x"] = inputs["x"] + 1
             schedule(**inputs)
-        known = schedule._executor.memory.known
+        known = schedule._executor.recordings.last.known
         assert known is not None
-        assert known.recognizes({**inputs, "x": inputs["x"] * 2})
-        assert not known.recognizes({**inputs, "x": inputs["x"].t()})
-        assert not known.recognizes({**inputs, "w0": inputs["w0"].clone()})
+        assert known({**inputs, "x": inputs["x"] * 2})
+        assert not known({**inputs, "x": inputs["x"].t()})
+        assert not known({**inputs, "w0": inputs["w0"].clone()})
         if graph is adding:
-            assert not known.recognizes({**inputs, "x": inputs["w0"]})
+            assert not known({**inputs, "x": inputs["w0"]})
             with pytest.raises(HazardError, match="share memory"):
                 schedule(**{**inputs, "x": inputs["w0"]})

@@ -585,16 +585,13 @@ class DeviceCopy:
         """Return a copy with the same strides."""
         if tensor.device == self.source and _is_strided(tensor):
             return self._fresh(tensor)
-        copy = self._direct(tensor)
+        self._reads_later()
+        copy = tensor.to(self.target, non_blocking=True, copy=True)
         self._meet()
         return copy
 
-    def _direct(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return torch's own copy, which may read host memory later."""
-        self._reads_later()
-        return tensor.to(self.target, non_blocking=True, copy=True)
-
     def _reads_later(self) -> None:
+        """Note that torch's own copy may read host memory later."""
         if self.from_host:
             self.in_use.add(self.into)
 
@@ -602,16 +599,16 @@ class DeviceCopy:
         """Return a copy in newly allocated memory."""
         shape = tensor.shape
         strides = tensor.stride()
-        is_dense = _is_dense(tensor)
-        if is_dense and self._is_direct(tensor, None):
-            return self._direct(tensor)
         if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
             return self._fresh(tensor.as_strided((span(tensor),), (1,))).as_strided(shape, strides)
-        made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target)
-        if not is_dense:
-            return self._spread(made, tensor)
-        self._carry(_row(tensor), _row(made))
-        return made
+        made = torch.empty_strided(
+            shape,
+            strides,
+            dtype=tensor.dtype,
+            device=self.target,
+            pin_memory=self.to_host and _is_dense(tensor),
+        )
+        return self._put(made, tensor)
 
     def _put(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Copy over the memory of another tensor of the same shape."""
@@ -622,25 +619,18 @@ class DeviceCopy:
             self._reads_later()
             old.copy_(new, non_blocking=not self.to_host)
             self._meet()
-            return old
-        if tensor.dtype != over.dtype or tensor.stride() != over.stride() or not _is_dense(tensor):
+        elif (
+            tensor.dtype != over.dtype or tensor.stride() != over.stride() or not _is_dense(tensor)
+        ):
             self._spread(over, tensor)
-        elif self._is_direct(tensor, over):
+        elif self.met is not None or (tensor if self.from_host else over).is_pinned():
             self._reads_later()
             over.copy_(tensor, non_blocking=True)
         else:
             self._carry(_row(tensor), _row(over))
         return old
 
-    def _is_direct(self, tensor: torch.Tensor, over: torch.Tensor | None) -> bool:
-        """Whether torch's own copy is asynchronous, and uses a connection that exists."""
-        if self.from_host:
-            return tensor.is_pinned()
-        if self.to_host:
-            return over is None or over.is_pinned()
-        return True
-
-    def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copy a tensor that has gaps, or other strides than its destination.
 
         It is packed, and spread after its arrival.
@@ -650,7 +640,6 @@ class DeviceCopy:
             self.out.synchronize()
         over.copy_(packed)
         self._meet()
-        return over
 
     def _meet(self) -> None:
         """Make the source's stream wait for the target's: others may wait for either."""

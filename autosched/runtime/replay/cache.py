@@ -31,21 +31,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autosched._lib.aliasing import are_apart
 from autosched._lib.copying import span
 from autosched._lib.logs import LOG
 from autosched._lib.recent import MOST, Recent
+from autosched._lib.tensor_guards import Recognizer, recognizer
 from autosched._lib.tree import flatten, transform
 from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.compiler import Compiler, Part
-from autosched.runtime.memory import Known
 from autosched.runtime.replay.segments import Segment, Segmented
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ class Recordings:
         self.backend = backend
         self.graph = graph = compiler.graph
         self.memory = compiler.memory
-        self.memory.learns = False
         self.reason = backend.refusal()
         self.by_kind = Recent[Hashable, Recording](self._evict)
         self.seen = Recent[Hashable, _Addresses](most=_SEEN)  # by kind, in the last ordinary run
@@ -93,18 +93,23 @@ class Recordings:
         copied = {copy.value for copy in copies} | self.on_devices.keys()
         self.with_numbers = copied.intersection(graph.input_names)
 
+    def recognized(self, inputs: Mapping[str, Any]) -> Recording | None:
+        """Return the recording that was replayed last, if it is certainly valid for these inputs."""
+        last = self.last
+        return None if last is None or last.known is None or not last.known(inputs) else last
+
     def find(
-        self, inputs: Mapping[str, Any], is_known: bool, has_deadline: bool
+        self, inputs: Mapping[str, Any], known: Recording | None, has_deadline: bool
     ) -> Recording | None:
         """Return the recording that replays, or is made by, a run on these inputs.
 
-        None for an ordinary run. A run with a deadline is not recorded. Inputs that are known are
-        those of the recording that was replayed last.
+        None for an ordinary run. A run with a deadline is not recorded. ``known`` is what
+        ``recognized`` returned.
         """
         pending = self.pending  # of a run that did not finish
         if pending is not None and self.by_kind.get(pending.kind) is not pending:
             pending.close()
-        self.pending = self.last if is_known else self._of_kind(inputs, has_deadline)
+        self.pending = known or self._of_kind(inputs, has_deadline)
         return self.pending
 
     def _of_kind(self, inputs: Mapping[str, Any], has_deadline: bool) -> Recording | None:
@@ -118,7 +123,7 @@ class Recordings:
         self.moving.update(moved)
         if recording is not None:
             self.by_kind.pop(kind).close()
-            self.last = self.memory.known = None
+            self.last = None
             self.seen.use(kind, addresses)
         if has_deadline or kind not in self.seen or not self._may_record(inputs):
             self.note(inputs)
@@ -141,7 +146,6 @@ class Recordings:
         if recording.reason is None:
             self.by_kind.use(recording.kind, recording)
             self.last = recording
-            self.memory.known = recording.known
         else:
             self.failures += 1
             if not recording.may_succeed_later or self.failures == _ATTEMPTS:
@@ -157,8 +161,8 @@ class Recordings:
             warnings.warn(message, RuntimeWarning, stacklevel=6)
 
     def _may_record(self, inputs: Mapping[str, Any]) -> bool:
-        for name, device in self.on_devices.items() if self.reason is None else ():
-            for leaf in flatten(inputs[name]):
+        for name, device in self.on_devices.items():
+            for leaf in flatten(inputs[name]) if self.reason is None else ():
                 if hasattr(leaf, "data_ptr") and (what := self.backend.stays(leaf, device)):
                     self._refuse(f"input {name!r} is {what}")
         return self.reason is None
@@ -198,6 +202,35 @@ def _key(item: Any, with_numbers: bool) -> Hashable:
     return kind, id(item) if with_numbers else None
 
 
+def recognizing(
+    inputs: Mapping[str, Any],
+    fixed: Collection[str],
+    constants: Sequence[Any],
+    apart: Sequence[str],
+) -> Recognizer | None:
+    """Return whether inputs are as these were, as far as matters; None if that is not known soon.
+
+    Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
+    addresses. Those named in ``apart`` must share no memory with each other or with ``constants``.
+
+    >>> import torch, torch._dynamo
+    >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
+    >>> recognizes = recognizing(inputs, {"w"}, [], apart=["x", "w"])
+    >>> recognizes({"x": torch.ones(3), "w": inputs["w"]}), recognizes({**inputs, "x": inputs["w"]})
+    (True, False)
+    """
+    are_alike = recognizer(inputs, fixed)
+
+    def are_separate(found: Mapping[str, Any]) -> bool:
+        return are_apart([*map(found.__getitem__, apart), *constants])
+
+    if are_alike is None or (apart and not are_separate(inputs)):
+        return None
+    if {*apart} <= {*fixed}:
+        return are_alike
+    return lambda found: are_alike(found) and are_separate(found)
+
+
 class Recording:
     """A run of the segmented program of ``parts`` for inputs of one kind.
 
@@ -207,7 +240,8 @@ class Recording:
 
     reason: str | None = None  # why it is not replayed
     may_succeed_later = False
-    known: Known | None = None  # inputs for which it is certainly valid
+    known: Recognizer | None = None  # whether it is certainly valid for inputs
+    _ordinary: Emitted  # of the run that records
     _replayed: Emitted | None = None
     _outputs: Outputs | None = None
 
@@ -277,18 +311,14 @@ class Recording:
     def _recording(self) -> Emitted:
         """Return the functions of a run that records, all of which the calling thread executes."""
         backend = self.parts.backend.alone(recording=False)
-        inner: list[Emitted] = []
 
         def call(i: int, part: Segment | int) -> Step | None:
-            if not isinstance(part, Segment):
-                return self._outside(part)
-            inner.append(self._inside(part, backend))
-            enter = Capabilities(backend).enter((part.stream,))
-            return partial(self._record_and_replay, i, part, inner[-1], enter)
+            if isinstance(part, Segment):
+                return partial(self._record_and_replay, i, part, backend)
+            return self._outside(part)
 
-        emitted = self._emit(call, backend)
-        emitted.inner[:0] = [each.module for each in inner]
-        return emitted
+        self._ordinary = self._emit(call, backend)
+        return self._ordinary
 
     def _emit(self, call: Callable[[int, Segment | int], Step | None], backend: Backend) -> Emitted:
         """Return functions; ``call`` returns the effects of segments and other instructions."""
@@ -296,14 +326,14 @@ class Recording:
         calls = [None if part is None else call(i, part) for i, part in enumerate(cut.works)]
         return self.parts.compiler.emit(Part(cut.program, calls, cut.positions, backend))
 
-    def _record_and_replay(
-        self, at: int, segment: Segment, inside: Emitted, enter: Step | None
-    ) -> None:
+    def _record_and_replay(self, at: int, segment: Segment, backend: Backend) -> None:
         """Record a segment, and replay it; run it if recording fails."""
         self._record(at, segment)
         if at not in self._graphs:
+            inside = self._inside(segment, backend)
+            self._ordinary.inner.insert(0, inside.module)  # it may raise there
             _execute(inside)
-        if enter is not None:
+        if (enter := Capabilities(backend).enter((segment.stream,))) is not None:
             enter()
         if (replay := self._graphs.get(at)) is not None:
             replay()
@@ -443,7 +473,7 @@ class Recording:
         self._replayed = self._emit(self._again, parts.compiler.backend)
         if all(map(is_strided, inputs.values())):
             kept = parts.memory.used_constants, parts.memory.kept_apart
-            self.known = Known.of(inputs, self.fixed.keys(), *kept)
+            self.known = recognizing(inputs, self.fixed, *kept)
 
     # ---- replaying
 
