@@ -8,17 +8,9 @@ layers than ``viz``. ``viz.drawing`` registers its functions here when it is imp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any
 
-
-class Renderer(NamedTuple):
-    """Functions that draw objects of one class: into a file, and as a notebook's MIME bundle."""
-
-    draw: Callable[..., None]
-    show: Callable[..., dict[str, str]]
-
-
-_RENDERERS: dict[type, Renderer] = {}
+_FUNCTIONS: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 def public_names(item: object, fields: Iterable[str]) -> list[str]:
@@ -28,11 +20,12 @@ def public_names(item: object, fields: Iterable[str]) -> list[str]:
     return [*fields, *(name for name in named if hasattr(getattr(kind, name), "__get__"))]
 
 
-def register(cls: type, renderer: Renderer) -> None:
-    """Let ``renderer`` draw objects of ``cls``."""
-    _RENDERERS[cls] = renderer
+def register(cls: type, **functions: Callable[..., Any]) -> None:
+    """Let functions ``draw`` objects of a class into a file, or ``show`` them as a MIME bundle."""
+    _FUNCTIONS.update({(cls, what): function for what, function in functions.items()})
 
 
-def renderer_of(item: object) -> Renderer:
-    """Return the renderer of an object's class, or of the nearest class that it derives from."""
-    return next(_RENDERERS[cls] for cls in type(item).__mro__ if cls in _RENDERERS)
+def function_of(item: object, what: str) -> Callable[..., Any]:
+    """Return the function of an object's class, or of the nearest class that it derives from."""
+    classes = type(item).__mro__
+    return next(_FUNCTIONS[cls, what] for cls in classes if (cls, what) in _FUNCTIONS)

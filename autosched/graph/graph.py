@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.display import public_names, renderer_of
+from autosched._lib.display import function_of, public_names
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import transform
 from autosched.errors import GraphError, listed
@@ -146,13 +146,14 @@ class Graph(Recorder):
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
         need the extra ``viz``. Raises ChartError for other suffixes, and OSError.
         """
-        renderer_of(self).draw(self, path, device, depth, title)
+        function_of(self, "draw")(self, path, device, depth, title)
 
     def __dir__(self) -> list[str]:
         return public_names(self, ("name", "outputs", "sources", "tasks", "values"))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return renderer_of(self).show(self)
+        shown: dict[str, str] = function_of(self, "show")(self)
+        return shown
 
     def __repr__(self) -> str:
         tasks, inputs, outputs = map(len, (self.tasks, self.input_names, self.outputs))

@@ -55,7 +55,8 @@ from autosched.simulation.plan import Plan
 from autosched.simulation.simulate import simulate
 from autosched.timeline.timeline import Timeline
 from autosched.verification.verify import verify
-from autosched.viz.drawing import draw_timeline, show_timeline
+from autosched.viz.drawing import phases, save_picture, show_timeline
+from autosched.viz.gantt import gantt_svg
 from autosched.viz.page import page_html
 
 LOCK = rlock()  # two threads that call a schedule for the first time share one executor
@@ -623,8 +624,11 @@ class Schedule(Plan):
         of the graph unless given. Raises ChartError for other suffixes and sizes, and OSError.
         """
         name = self.graph.name if title is None else title
-        look = {"copies": copies, "width": width, "font_size": font_size}
-        draw_timeline(self._shown(measured), path, name, measured, self.graph, **look)
+        draw = partial(
+            gantt_svg, self._shown(measured), title=name, measured=measured, copies=copies,
+            phases=phases(self.graph), width=width, font_size=font_size,
+        )  # fmt: skip
+        save_picture(path, svg=draw)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return show_timeline(self._shown(), self.graph.name, repr(self), self.graph)

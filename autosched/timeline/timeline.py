@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from autosched._lib.display import renderer_of
+from autosched._lib.display import function_of
 from autosched.errors import TimelineError
 from autosched.program.program import Copy, Receive, Run, Send, Stream
 
@@ -198,7 +198,8 @@ class Timeline:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Show the timeline in a notebook, as a Gantt chart."""
-        return renderer_of(self).show(self)
+        shown: dict[str, str] = function_of(self, "show")(self)
+        return shown
 
     def busy_seconds(self, stream: Stream) -> float:
         """Return the seconds in which a stream was busy."""

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from autosched._lib.display import Renderer, register
+from autosched._lib.display import register
 from autosched._lib.files import write
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
@@ -30,21 +30,6 @@ def draw_graph(
     given: Any = {"depth": depth, "title": title}
     svg, dot = (partial(draw, graph, device, **given) for draw in (graph_svg, graph_dot))
     save_picture(path, svg=svg, dot=dot)
-
-
-def draw_timeline(
-    timeline: Timeline,
-    path: str | os.PathLike[str],
-    title: str = "",
-    measured: Timeline | None = None,
-    graph: Graph | None = None,
-    **options: Any,
-) -> None:
-    """Write a timeline as .svg, .png or .pdf; the options are those of ``gantt_svg``."""
-    draw = partial(
-        gantt_svg, timeline, title=title, measured=measured, phases=phases(graph), **options
-    )
-    save_picture(path, svg=draw)
 
 
 def phases(graph: Graph | None) -> dict[str, str]:
@@ -135,5 +120,5 @@ def _mime_bundle(svg: str, text: str, about: str) -> dict[str, str]:
     return {"text/plain": text, "image/svg+xml": svg, "text/html": html}
 
 
-register(Graph, Renderer(draw_graph, show_graph))
-register(Timeline, Renderer(draw_timeline, show_timeline))
+register(Graph, draw=draw_graph, show=show_graph)
+register(Timeline, show=show_timeline)
