@@ -13,17 +13,14 @@ facts            what each task and copy waited for, and why; the critical path,
 what_if          a schedule and its prediction, with variants for what-if questions
 advice           page-locked memory, values that are spilled, inputs that could stay on accelerators,
                  launches; other placements, more devices, fewer
-report           the explanation of a whole schedule, as ``explain`` returns it, and its text;
-                 the period of a loop
-task_report      why a task runs where and when it does
+report           explanations of a whole schedule and of a task, and their texts; the period of a loop
 ===============  ===========================================================================
 
 To add a remedy, write a function that yields ``Advice`` with the predicted makespan and the changed
 case, and call it in ``report.explain``.
 """
 
-from autosched.explanation.report import Explanation, explain
-from autosched.explanation.task_report import TaskExplanation, explain_task
+from autosched.explanation.report import Explanation, TaskExplanation, explain, explain_task
 from autosched.explanation.what_if import Advice, Case
 
 __all__ = ["Advice", "Case", "Explanation", "TaskExplanation", "explain", "explain_task"]
