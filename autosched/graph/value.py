@@ -12,6 +12,7 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,6 +85,7 @@ def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
     return method
 
 
+@dataclass(eq=False, slots=True)
 class Value:
     """A variable that tasks read and write: an input, a constant, or a result of a task.
 
@@ -98,34 +100,16 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = (
-        *("copy_of", "graph", "home", "index", "name", "nbytes", "producer", "region", "root"),
-        "tensor",
-    )
-
-    def __init__(
-        self,
-        graph: Recorder,
-        index: int,
-        name: str,
-        producer: int | None,
-        root: int,
-        region: Region,
-        home: str | None,
-        tensor: Any,
-        nbytes: int | None,
-        copy_of: str | None = None,
-    ):
-        self.graph = graph
-        self.index = index
-        self.name = name
-        self.producer = producer  # index of the task that makes it; None for inputs and constants
-        self.root = root  # index of the value whose memory it shares, or its own
-        self.region = region  # of that memory
-        self.home = home  # the device of an input; None if schedule() may choose it
-        self.tensor = tensor  # of a constant
-        self.nbytes = nbytes  # its size, if the user gave it
-        self.copy_of = copy_of  # of an input that runs fill with the contents of another, its name
+    graph: Recorder
+    index: int
+    name: str
+    producer: int | None  # index of the task that makes it; None for inputs and constants
+    root: int  # index of the value whose memory it shares, or its own
+    region: Region  # of that memory
+    home: str | None  # the device of an input; None if schedule() may choose it
+    tensor: Any  # of a constant
+    nbytes: int | None  # its size, if the user gave it
+    copy_of: str | None = None  # of an input that runs fill with the contents of another, its name
 
     def __repr__(self) -> str:
         return f"Value({self.name!r})"
@@ -326,14 +310,12 @@ class On:
         return value
 
 
+@dataclass(eq=False, slots=True)
 class _Recorder:
     """A bound method of a value; a call adds the task."""
 
-    __slots__ = ("name", "value")
-
-    def __init__(self, value: Value, name: str):
-        self.value = value
-        self.name = name
+    value: Value
+    name: str
 
     def __repr__(self) -> str:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
