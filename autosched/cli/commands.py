@@ -296,6 +296,8 @@ def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
 def _format(arguments: argparse.Namespace, suffixes: Mapping[str, str]) -> str:
     """Return the format that an option names, or else the suffix of the output."""
     if arguments.json:
+        if arguments.format not in (None, "json"):
+            raise UsageError("--json and --format name different formats; give one of them")
         return "json"
     suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
     if arguments.format is None and suffix not in suffixes:

@@ -31,6 +31,8 @@ _UNKNOWN = frozenset(
     "nbytes".split()
 )
 
+_Operator = Callable[[Any, Any], "Value"]
+
 
 def _recorded(
     of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
@@ -40,16 +42,9 @@ def _recorded(
     return result
 
 
-def _binary(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+def _binary(fn: Callable[..., Any]) -> _Operator:
     def method(self: Any, other: Any) -> Value:
         return _recorded(self, fn, (self, other))
-
-    return method
-
-
-def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
-    def method(self: Any, other: Any) -> Value:
-        return _recorded(self, fn, (other, self))
 
     return method
 
@@ -74,8 +69,15 @@ class InPlace:
         return value
 
 
-def _in_place(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Value]:
-    return _binary(InPlace(fn))
+def _operators(
+    fn: Callable[..., Any], in_place: Callable[..., Any]
+) -> tuple[_Operator, _Operator, _Operator]:
+    """Return the methods of an operator, with a value on its left, on its right, and in place."""
+
+    def reflected(self: Any, other: Any) -> Value:
+        return _recorded(self, fn, (other, self))
+
+    return _binary(fn), reflected, _binary(InPlace(in_place))
 
 
 def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
@@ -218,45 +220,19 @@ class Value:
     def __len__(self) -> int:
         return len(self._result_names()) or self._no_number()
 
-    __add__ = _binary(operator.add)
-    __radd__ = _reflected(operator.add)
-    __iadd__ = _in_place(operator.iadd)
-    __sub__ = _binary(operator.sub)
-    __rsub__ = _reflected(operator.sub)
-    __isub__ = _in_place(operator.isub)
-    __mul__ = _binary(operator.mul)
-    __rmul__ = _reflected(operator.mul)
-    __imul__ = _in_place(operator.imul)
-    __matmul__ = _binary(operator.matmul)
-    __rmatmul__ = _reflected(operator.matmul)
-    __imatmul__ = _in_place(operator.imatmul)
-    __truediv__ = _binary(operator.truediv)
-    __rtruediv__ = _reflected(operator.truediv)
-    __itruediv__ = _in_place(operator.itruediv)
-    __floordiv__ = _binary(operator.floordiv)
-    __rfloordiv__ = _reflected(operator.floordiv)
-    __ifloordiv__ = _in_place(operator.ifloordiv)
-    __mod__ = _binary(operator.mod)
-    __rmod__ = _reflected(operator.mod)
-    __imod__ = _in_place(operator.imod)
-    __pow__ = _binary(operator.pow)
-    __rpow__ = _reflected(operator.pow)
-    __ipow__ = _in_place(operator.ipow)
-    __and__ = _binary(operator.and_)
-    __rand__ = _reflected(operator.and_)
-    __iand__ = _in_place(operator.iand)
-    __or__ = _binary(operator.or_)
-    __ror__ = _reflected(operator.or_)
-    __ior__ = _in_place(operator.ior)
-    __xor__ = _binary(operator.xor)
-    __rxor__ = _reflected(operator.xor)
-    __ixor__ = _in_place(operator.ixor)
-    __lshift__ = _binary(operator.lshift)
-    __rlshift__ = _reflected(operator.lshift)
-    __ilshift__ = _in_place(operator.ilshift)
-    __rshift__ = _binary(operator.rshift)
-    __rrshift__ = _reflected(operator.rshift)
-    __irshift__ = _in_place(operator.irshift)
+    __add__, __radd__, __iadd__ = _operators(operator.add, operator.iadd)
+    __sub__, __rsub__, __isub__ = _operators(operator.sub, operator.isub)
+    __mul__, __rmul__, __imul__ = _operators(operator.mul, operator.imul)
+    __matmul__, __rmatmul__, __imatmul__ = _operators(operator.matmul, operator.imatmul)
+    __truediv__, __rtruediv__, __itruediv__ = _operators(operator.truediv, operator.itruediv)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _operators(operator.floordiv, operator.ifloordiv)
+    __mod__, __rmod__, __imod__ = _operators(operator.mod, operator.imod)
+    __pow__, __rpow__, __ipow__ = _operators(operator.pow, operator.ipow)
+    __and__, __rand__, __iand__ = _operators(operator.and_, operator.iand)
+    __or__, __ror__, __ior__ = _operators(operator.or_, operator.ior)
+    __xor__, __rxor__, __ixor__ = _operators(operator.xor, operator.ixor)
+    __lshift__, __rlshift__, __ilshift__ = _operators(operator.lshift, operator.ilshift)
+    __rshift__, __rrshift__, __irshift__ = _operators(operator.rshift, operator.irshift)
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)
     __gt__ = _binary(operator.gt)
