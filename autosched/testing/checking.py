@@ -424,17 +424,13 @@ class Reference:
 def traced(graph: Graph, traces: dict[str, int]) -> Graph:
     """Return a copy of a graph whose tasks store a hash of their results and arguments."""
 
-    def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn, updated=())
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
-            if not is_uninitialized(fn):
-                traces[task.name] = hash(bits((args, kwargs, result)))
-            return result
+    def call(task: Task, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        if not is_uninitialized(fn):
+            traces[task.name] = hash(bits((args, kwargs, result)))
+        return result
 
-        return call
-
-    return _with_functions(graph, traced)
+    return _called_by(graph, call)
 
 
 def watched(graph: Graph) -> Graph:
@@ -444,37 +440,32 @@ def watched(graph: Graph) -> Graph:
     """
     watcher = Watcher(graph, "bytes", lambda value: False)
 
-    def watched(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def call(task: Task, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         shape = task.args, task.kwargs
-        leaves = list(flatten(shape))
+        pairs = zip(flatten(shape), match(shape, (args, kwargs)), strict=True)
+        given = {leaf.index: item for leaf, item in pairs if isinstance(leaf, Value)}
+        returned: list[Any] = []
+        watcher.around(
+            task,
+            lambda: returned.append(fn(*args, **kwargs)),
+            lambda: [given[use.value] for use in task.reads],
+            lambda: [item for index, item in task.results(returned[0]) if graph.is_used(index)],
+        )()
+        return returned[0]
 
-        @functools.wraps(fn, updated=())
-        def call(*args: Any, **kwargs: Any) -> Any:
-            pairs = zip(leaves, match(shape, (args, kwargs)), strict=True)
-            given = {leaf.index: item for leaf, item in pairs if isinstance(leaf, Value)}
-            returned: list[Any] = []
-            watcher.around(
-                task,
-                lambda: returned.append(fn(*args, **kwargs)),
-                lambda: [given[use.value] for use in task.reads],
-                lambda: [item for index, item in task.results(returned[0]) if graph.is_used(index)],
-            )()
-            return returned[0]
-
-        return call
-
-    return _with_functions(graph, watched)
+    return _called_by(graph, call)
 
 
-def _with_functions(
-    graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]
-) -> Graph:
-    """Return a copy of a graph with the function of each task changed."""
-    # What reads a file stays: storage gives it to the copy that reads.
-    return graph.snapshot(
-        task if task.fn is None or task.reads_file else replace(task, fn=change(task, task.fn))
-        for task in graph.tasks
-    )
+def _called_by(graph: Graph, call: Callable[..., Any]) -> Graph:
+    """Return a copy of a graph in which ``call`` gets each task, its function and the arguments."""
+
+    def changed(task: Task) -> Task:
+        if task.fn is None or task.reads_file:  # storage gives what reads to the copy that reads
+            return task
+        fn = functools.partial(call, task, task.fn)
+        return replace(task, fn=functools.update_wrapper(fn, task.fn, updated=()))
+
+    return graph.snapshot(map(changed, graph.tasks))
 
 
 class SharedState:
