@@ -179,9 +179,7 @@ class _End:
     """
 
     started: Sequence[Any] | None = None
-    known: Any = (
-        None  # the description of what is copied in each run; a receiver has alignments too
-    )
+    known: Any = None  # describes what is copied in each run; a receiver has alignments, too
 
     def __init__(
         self,

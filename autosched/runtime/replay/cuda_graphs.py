@@ -62,7 +62,6 @@ class Replay(Accelerator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine: Machine | None = None
         self.on: dict[int, torch.device] = {}  # where events are recorded
         self.recorders: list[_Recorder] = []
         self.last: dict[torch.device, torch.Event] = {}
