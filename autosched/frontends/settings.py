@@ -187,9 +187,13 @@ class Number(torch.SymFloat):
     """
 
     def __init__(
-        self, symbol: torch.SymFloat, value: float, settings: Settings, names: frozenset[str],
+        self,
+        symbol: torch.SymFloat,
+        value: float,
+        settings: Settings,
+        names: frozenset[str],
         expression: Expression,
-    ):  # fmt: skip
+    ):
         super().__init__(symbol.node)  # type: ignore[no-untyped-call]
         self.value = value
         self.settings = settings

@@ -81,7 +81,7 @@ def trace(
     try:
         parameters = graph.state.parameters.values()  # their gradients are separate inputs
         with without_gradients(parameters), torch.autograd.set_multithreading_enabled(False):
-            found = Trace(graph, args, kwargs, frozenset(varying), made)
+            found = Trace(graph, (list(args), dict(kwargs)), varying, made)
             found.make()
     except BaseException as error:
         # Frames hold tensors, too, which the step has not stored anywhere.
@@ -146,16 +146,13 @@ class Trace:
     calls: list[Call]  # of the host, which a graph does not repeat
     settings: Settings  # of optimizers, that are inputs
 
-    def __init__(
-        self, graph: Captured, args: Sequence[Any], kwargs: Mapping[str, Any],
-        varying: frozenset[str], made: MadeTensors,
-    ):  # fmt: skip
+    def __init__(self, graph: Captured, arguments: Any, varying: Iterable[str], made: MadeTensors):
         self.graph = graph
         self.fn = graph.fn
-        self.arguments = (list(args), dict(kwargs))
+        self.arguments = arguments
         self.state = graph.state
         self.examples = graph.examples
-        self.varying = varying
+        self.varying = frozenset(varying)
         self.counts = graph.state.counters()
         self.made = made
         self.effects: SideEffects | None = None  # while the function runs
