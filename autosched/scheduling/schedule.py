@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from autosched._lib.display import public_names
+from autosched._lib.fetching import fetched_ahead
 from autosched._lib.files import write
 from autosched._lib.forks import forks, rlock
 from autosched.bounds import bounds
@@ -41,7 +42,6 @@ from autosched.runtime.backends import Backend, make
 from autosched.runtime.check import Check
 from autosched.runtime.compiler import drawing_of
 from autosched.runtime.execute import Executor, executor_of_rank
-from autosched.runtime.in_flight.batches import results, unpacked
 from autosched.runtime.in_flight.future import RunFuture
 from autosched.runtime.in_flight.runs import Runs
 from autosched.scheduling.agreement import OwnInputs
@@ -273,9 +273,18 @@ class Schedule(Plan):
         names = self.graph.input_names
         only = names[0] if len(names) == 1 else None
         if self.machine.rank is not None:
-            pairs = (unpacked(batch, only) for batch in batches)
+            pairs = (_unpacked(batch, only) for batch in batches)
             return (self(*args, **inputs) for args, inputs in pairs)
-        return results(self.submit, batches, self.program.in_flight, only)
+
+        def submitted(batch: Any) -> RunFuture:
+            args, inputs = _unpacked(batch, only)
+            return self.submit(*args, **inputs)
+
+        def results() -> Iterator[dict[str, Any]]:  # a loop lets go of its iterator when it raises
+            for run in fetched_ahead(batches, self.program.in_flight, submitted):
+                yield run.result()
+
+        return results()
 
     @property
     def not_fused(self) -> dict[str, str]:
@@ -674,6 +683,18 @@ class Schedule(Plan):
             f"{len(self.program)} instructions on {len(self.program.streams)} streams, "
             f"{self.makespan:.3g} s predicted{f', with {guess}' if guess else ''}>"
         )
+
+
+def _unpacked(batch: Any, only: str | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a call for an item; ``only`` is the name of the only input.
+
+    The item for a graph with one input may be the input itself.
+    """
+    if isinstance(batch, Mapping) and (only is None or only in batch):
+        return (), batch
+    if isinstance(batch, (tuple, list)) and (only is None or len(batch) == 1):
+        return batch, {}
+    return (batch,), {}
 
 
 def _learned(timeline: Timeline, problem: Problem) -> Costs:

@@ -2,5 +2,4 @@
 
 runs     submitting runs, in order; executing them, each in a slot; and waiting for them
 future   what a caller gets for a run
-batches  running a schedule on the items of an iterable
 """
