@@ -32,17 +32,13 @@ G = TypeVar("G", bound=Graph)
 Make = Callable[[Composite], tuple[Callable[..., Any], Seconds | None]]
 
 
-def merge(
-    graph: G,
-    groups: Literal["op", "module"] | Mapping[str, str],
-    bound: Mapping[str, str] | None = None,
-) -> G:
+def merge(graph: G, groups: Literal["op", "module"] | Mapping[str, str]) -> G:
     """Return the graph with each group of tasks as one task, and the same results.
 
     ``groups`` has the name of the group for tasks, by name. Or it is ``"module"``: one task for
     each call of a module, forward and backward. A group is split where merging it would create a
-    cycle, and where its tasks are pinned to different devices; ``bound`` has devices of tasks that
-    are to be pinned. Raises GraphError for unknown tasks and for other words.
+    cycle, and where its tasks are pinned to different devices. Raises GraphError for unknown tasks
+    and for other words.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -51,10 +47,10 @@ def merge(
     ['layer']
     """
     if not isinstance(groups, str):
-        return merged(graph, groups, bound=bound)
+        return merged(graph, groups)
     if groups not in ("op", "module"):
         raise GraphError(f"groups must be 'op', 'module' or a mapping, got {groups!r}")
-    return graph if groups == "op" else merged(graph, by_module(graph), bound=bound)
+    return graph if groups == "op" else merged(graph, by_module(graph))
 
 
 def merged(
