@@ -49,8 +49,6 @@ def refuse(what: str) -> str:
     machine = asc.Machine.cluster()
     if what == "backend":
         return error_of(lambda: asc.TorchBackend(machine))
-    if what == "submit":
-        return error_of(lambda: asc.compile(torch.neg, machine).submit(x))
     if what == "gradient":
         run = asc.compile(nn.Linear(4, 1), machine, policy="single")
         return error_of(run(x).sum().backward)

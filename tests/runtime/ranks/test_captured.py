@@ -16,7 +16,6 @@ from tests.runtime.ranks import captured_jobs as jobs
         ("dynamo", "all_?reduce.* is a collective of torch.distributed.*by Graph.add"),
         ("ddp", "DistributedDataParallel communicates with other processes in backward.*Graph.add"),
         ("fsdp2", "fully_shard gathers parameters in hooks of modules and of auto.*by Graph.add"),
-        ("submit", "ScheduleError: a function of several ranks is called, and not submitted"),
         ("generator", "ScheduleError: .* draws from a torch.Generator, which would advance on one"),
         ("memory", "HazardError: 'a' and 'b' share memory, and 'a' is written in place"),
         ("backend", "ScheduleError: torch.compile compiles a graph on each rank by itself"),
