@@ -150,12 +150,19 @@ class _Source(Writer):
         preamble = "".join(self.preamble)
         used = [name for name in ("copy", "functools", "threading") if f"{name}." in preamble]
         imports = [*self.functions.imports, *(f"import {name}" for name in ("torch", *used))]
+        given = ["*", *self.functions.given] if self.functions.given else []
+        head = [
+            "@torch.no_grad()",
+            *(["@ordered_with_caller"] if self.streams else []),
+            f"def step({', '.join([*self.inputs.values(), *given])}):",
+            '    """Run once; return the outputs by name."""',
+        ]
         parts = [
             "\n".join(self._docstring(seconds)) + "\n",
             _imports(imports),
             *self.preamble,
             *self.functions.texts,
-            "\n".join([*self._head(), *lines]) + "\n",
+            "\n".join([*head, *lines]) + "\n",
         ]
         code = Code(_spaced(parts))
         code.given = dict(self.functions.given)
@@ -183,14 +190,6 @@ class _Source(Writer):
             yield ""
             yield from (fill(_escaped(note), _WIDTH, subsequent_indent="    ") for note in notes)
             yield '"""'
-
-    def _head(self) -> Iterator[str]:
-        yield "@torch.no_grad()"
-        if self.streams:
-            yield "@ordered_with_caller"
-        given = ["*", *self.functions.given] if self.functions.given else []
-        yield f"def step({', '.join([*self.inputs.values(), *given])}):"
-        yield '    """Run once; return the outputs by name."""'
 
     # ---- what precedes `step`
 

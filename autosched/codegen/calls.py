@@ -229,11 +229,22 @@ class Statements:
     ) -> Iterator[str]:
         """Write the calls of a task, and add the names of used results to ``made``.
 
-        Results that have a name in ``made`` keep it.
+        Results that have a name in ``made`` keep it. A merged task is the calls of its parts.
         """
         whole = task.composite
         if whole is not None and not is_region(task):
-            yield from self._merged(task, whole, given, made, used, device)
+            pairs = zip(whole.takes, task.args, strict=False)
+            names = {inner: given[value.index] for inner, value in pairs}
+            results = list(zip(whole.gives, (use.value for use in task.outputs), strict=True))
+            for inner, value in results:
+                if value in made:
+                    names.setdefault(inner, made[value])
+            yield from self.parts(whole, names, device)
+            for inner, value in results:
+                if made.setdefault(value, names[inner]) != names[inner]:
+                    yield f"{made[value]} = {names[inner]}"
+            if unused := [made[use.value] for use in task.outputs if use.value not in used]:
+                yield f"del {', '.join(unused)}"
             return
         call = call_of(self.functions, task, given.__getitem__, device)
         values = list(flatten(task.result)) if task.outputs else []
@@ -251,30 +262,6 @@ class Statements:
         else:
             yield from self._unpacked(task.result, call.text, names)
         if unused := [name for index, name in names.items() if index not in used]:
-            yield f"del {', '.join(unused)}"
-
-    def _merged(
-        self,
-        task: Task,
-        whole: Merged,
-        given: Mapping[int, str],
-        made: dict[int, str],
-        used: Container[int],
-        device: Device,
-    ) -> Iterator[str]:
-        """Write the calls of a merged task; delete intermediate results after their last use."""
-        names = {
-            inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
-        }
-        results = list(zip(whole.gives, (use.value for use in task.outputs), strict=True))
-        for inner, value in results:
-            if value in made:
-                names.setdefault(inner, made[value])
-        yield from self.parts(whole, names, device)
-        for inner, value in results:
-            if made.setdefault(value, names[inner]) != names[inner]:
-                yield f"{made[value]} = {names[inner]}"
-        if unused := [made[use.value] for use in task.outputs if use.value not in used]:
             yield f"del {', '.join(unused)}"
 
     def parts(self, whole: Merged, names: dict[int, str], device: Device) -> Iterator[str]:

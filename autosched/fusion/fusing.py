@@ -500,7 +500,11 @@ def run_times(schedules: Sequence[Schedule], inputs: Mapping[str, Any]) -> list[
     times: list[list[float]] = [[] for _ in schedules]
 
     def run(made: Schedule, given: Mapping[str, Any]) -> float:
-        _restore(given, inputs)
+        with torch.no_grad():
+            for name, item in given.items():
+                for leaf, before in zip(flatten(item), flatten(inputs[name]), strict=True):
+                    if leaf is not before:
+                        leaf.copy_(before)
         synchronize(*devices)
         start = time.perf_counter()
         made(**given)
@@ -535,12 +539,3 @@ def _copy(leaf: Any) -> Any:
         return leaf
     # Regions are compiled for arguments that require gradients, or do not.
     return leaf.detach().clone().requires_grad_(leaf.requires_grad and leaf.is_leaf)
-
-
-def _restore(copies: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Give copies the values of the inputs again."""
-    with torch.no_grad():
-        for name, item in copies.items():
-            for leaf, before in zip(flatten(item), flatten(inputs[name]), strict=True):
-                if leaf is not before:
-                    leaf.copy_(before)

@@ -105,7 +105,7 @@ def trace(
             fake = list(map(fakes.from_tensor, given))
             operators = make_fx(on_tensors)(*fake)
             _check(operators)
-            if any(map(_is_reshaped, given, fake)):
+            if [(t.shape, t.stride()) for t in given] != [(t.shape, t.stride()) for t in fake]:
                 raise NotTraceableError("an argument gets another shape")
             with torch._C._DisableAutocast():  # the casts are among the operators
                 graph = make_fx(functionalize(Rewriter(operators).run))(*fake)
@@ -146,10 +146,6 @@ def _layout(result: torch.Tensor, dtype: torch.dtype) -> tuple[Sequence[int], in
     """Return the strides and bytes of a tensor like this one, of some dtype."""
     made = torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=result.device)
     return made.stride(), made.untyped_storage().nbytes()
-
-
-def _is_reshaped(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape != other.shape or one.stride() != other.stride()
 
 
 def _results(graph: torch.fx.GraphModule) -> list[Any]:
@@ -222,7 +218,7 @@ def _objection(node: torch.fx.Node) -> str | None:
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             return f"{node.target} returns a tensor that is not dense"
         tags = set(node.target.tags)
-        if _has_static_sizes(value):
+        if isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape):
             tags.discard(torch.Tag.dynamic_output_shape)
         if reason := next((why for tag, why in TAGS.items() if tag in tags), None):
             return f"{node.target} {reason}"
@@ -232,10 +228,6 @@ def _objection(node: torch.fx.Node) -> str | None:
         if node.target.overloadpacket in _MEANS and not node.all_input_nodes[0].meta["val"].numel():
             return f"{node.target} has the mean 0 of an empty tensor if compiled"
     return None
-
-
-def _has_static_sizes(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
 @contextlib.contextmanager
