@@ -12,7 +12,6 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.frontends.captured import Captured
 from autosched.testing import scattered
 from tests.codegen.test_codegen import on_cpu
 from tests.frontends import steps
@@ -97,19 +96,7 @@ def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) ->
     )
 
 
-def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
-    """Those of a new thread are the computer's until torch is asked, and convolutions did not ask: other last bits."""
-    machine = asc.Machine.emulated(gpus=2)
-    assert_trains_as_eager(
-        "unet", "momentum", count=2, policy="round_robin", machine=machine, backend="emulated"
-    )
-
-
 # ---- what is captured
-
-
-def named(graph: Captured) -> dict[str, asc.Task]:
-    return {task.name: task for task in graph.tasks}
 
 
 def test_inputs_have_the_names_that_the_user_gave() -> None:
@@ -145,19 +132,6 @@ def test_arguments_have_the_names_of_parameters_and_paths() -> None:
     assert graph.finish(outputs).tolist() == [8.0, 8.0]
 
 
-def test_what_is_returned_keeps_its_shape() -> None:
-    def fn(x: Tensor) -> dict[str, Any]:
-        return {"sum": x.sum(), "parts": [x + 1, (x, None)], "n": 3}
-
-    graph = asc.capture(fn, torch.ones(2))
-    found = graph.finish(graph.run_serial(**graph.feed(torch.zeros(2))))
-    assert found["n"] == 3
-    assert found["sum"].item() == 0
-    assert found["parts"][0].tolist() == [1, 1]
-    assert found["parts"][1][0].tolist() == [0, 0]
-    assert found["parts"][1][1] is None
-
-
 def test_capturing_changes_nothing() -> None:
     torch.manual_seed(0)
     model = mlp()
@@ -172,15 +146,6 @@ def test_capturing_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert all(
         group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1]
-    )
-
-
-def test_capturing_leaves_a_recurrent_network_its_weights() -> None:
-    model = KINDS["recurrent"].make()
-    asc.capture(model, KINDS["recurrent"].batch()[0])
-    cells = model.get_submodule("cells")
-    assert all(
-        flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True)
     )
 
 
@@ -199,16 +164,6 @@ def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
     assert torch.equal(model.weight.grad, torch.full((4, 3), 4.0, dtype=torch.double))
 
 
-def test_generators_among_the_arguments_are_drawn_from() -> None:
-    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
-        return x + torch.randn(2, generator=generator)
-
-    mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
-    with asc.compile(noisy, asc.Machine.emulated(gpus=0)) as run:
-        for _ in range(3):
-            assert torch.equal(run(torch.ones(2), mine), noisy(torch.ones(2), theirs))
-
-
 def test_objects_that_answer_to_their_items_names_can_be_read() -> None:
     class Table(dict[str, float]):
         __getattr__ = dict.__getitem__
@@ -224,19 +179,6 @@ def test_a_pattern_that_fits_nothing_is_named() -> None:
         asc.GraphError, match="'layer9' in place= fits no task's name and no module"
     ):
         asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"layer9": "cuda:0"})
-
-
-# ---- kinds of calls
-
-
-def test_shapes_and_plain_arguments_make_a_kind_and_old_ones_go() -> None:
-    def fn(x: Tensor, by: float) -> Tensor:
-        return x * by
-
-    with asc.compile(fn, asc.Machine.emulated(gpus=1), backend="virtual", maxsize=2) as run:
-        for size, by in [(1, 2.0), (2, 2.0), (2, 3.0), (2, 2), (1, 2.0)]:
-            assert run(torch.ones(size), by).tolist() == [by] * size
-        assert run.cache_info() == (0, 5, 2, 2)
 
 
 # ---- what cannot be captured

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 import autosched as asc
 from autosched.frontends.capture_lock import is_capturing
@@ -35,29 +35,6 @@ def together(*jobs: Any) -> list[BaseException]:
     for thread in threads:
         thread.join()
     return raised
-
-
-def trains() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    asc.capture(step, torch.ones(5, 4))
-    step(torch.ones(5, 4))
-
-
-def test_threads_that_capture_at_once_take_turns() -> None:
-    torch.manual_seed(1)
-    makes_models = [trains] * 3
-    assert together(*makes_models) == []
-    trains()
-    assert not is_capturing()
 
 
 def test_what_other_threads_draw_meanwhile_is_theirs() -> None:

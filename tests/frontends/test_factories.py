@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import autosched as asc
-from autosched.graph.task import Here
 from autosched.policies import single_on
 from autosched.program.program import Copy
 from autosched.runtime.backends import Transfer
@@ -120,14 +119,6 @@ def test_what_factories_make_is_what_they_make_eagerly_also_in_code(
         run.close()
 
 
-def test_a_factory_on_the_host_says_cpu_in_code() -> None:
-    graph = asc.capture(lambda x: torch.zeros(3), torch.ones(1))
-    code = asc.schedule(
-        graph, asc.Machine.emulated(gpus=1), policy=single_on("cpu"), backend="host"
-    ).code
-    assert 'device=torch.device("cpu")' in code
-
-
 # ---- other devices than the usual
 
 
@@ -141,20 +132,3 @@ def test_a_factory_on_another_device_is_bound_to_it() -> None:
     assert {task.name: task.device for task in graph.tasks} == {"zeros": "host", "mul": None}
     graph = asc.capture(lambda x: (torch.zeros(2, device="meta"), x * 2), torch.ones(2))
     assert {task.name: task.device for task in graph.tasks} == {"zeros": "meta", "mul": None}
-
-
-def test_where_inputs_are_on_several_devices_each_named_one_is_meant() -> None:
-    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x + torch.zeros(2, device=x.device), y + torch.zeros(2, device=y.device)
-
-    graph = asc.capture(fn, torch.ones(2), torch.ones(2, device="meta"))
-    assert [task.device for task in graph.tasks if "zeros" in task.name] == ["host", "meta"]
-
-
-def test_a_number_on_the_cpu_makes_no_second_device() -> None:
-    graph = asc.capture(
-        lambda x, n: x * n + torch.zeros(2, device="meta"),
-        torch.ones(2, device="meta"),
-        torch.ones(()),
-    )
-    assert [task.kwargs["device"] for task in graph.tasks if "zeros" in task.name] == [Here(GPU)]

@@ -96,15 +96,6 @@ def test_what_is_made_between_is_let_go_of_when_it_is_used_last() -> None:
     assert merged.run_serial(x=torch.ones(1))["y"].tolist() == [12]
 
 
-def test_only_what_lies_in_a_circle_is_split() -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    a = x + 1
-    graph.output(p=(a * 2) + a, q=y - 1, r=y.exp() / 2)
-    merged = asc.merge(graph, {"add": "g", "add_1": "g", "sub": "h", "truediv": "h"})
-    assert named(merged) == ["g", "mul", "g_1", "exp", "h"]
-
-
 def test_tasks_pinned_to_different_devices_are_not_merged() -> None:
     graph = asc.Graph()
     x = graph.input("x")
@@ -115,17 +106,6 @@ def test_tasks_pinned_to_different_devices_are_not_merged() -> None:
     graph.output(y=x + 1)
     merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
     assert [task.device for task in merged.tasks] == ["cuda:0", "cuda:1", None]
-
-
-def test_writes_to_parts_stay_apart() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    for part in (x[:2], x[2:]):
-        part.mul_(2)
-    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
-    assert [task.dependencies for task in merged.tasks if task.writes] == [
-        task.dependencies for task in graph.tasks if task.writes
-    ]
 
 
 def test_what_is_kept_together_stays_so_and_is_not_merged_with_what_is_kept_elsewhere() -> None:
@@ -166,25 +146,6 @@ def test_parts_make_tensors_where_the_merged_task_runs() -> None:
         == graph.run_serial(x=torch.ones(2))["result"].tolist()
     )
     assert re.search(r"ones.*device=cuda0", schedule.code)
-
-
-def test_values_of_one_name_are_not_taken_for_another() -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    graph.output(y=(x + 1).relu(), z=x.exp())
-    merged = asc.merge(graph, {"add": "exp", "relu": "exp"})
-    assert named(merged) == ["exp_1", "exp"]
-    costs = asc.Costs.table({"add": 1.0, "relu": 2.0, "exp": 4.0})
-    assert costs.task_seconds(merged.tasks[0], GPU) == pytest.approx(3, abs=1e-4)
-
-
-def test_planning_graphs_are_merged_too() -> None:
-    networkx = pytest.importorskip("networkx")
-    dag = networkx.DiGraph([("a", "b"), ("b", "c"), ("b", "d")])
-    networkx.set_node_attributes(dag, LONG, "seconds")
-    merged = asc.merge(asc.Graph.from_networkx(dag), {"a": "both", "b": "both"})
-    assert named(merged) == ["both", "c", "d"]
-    assert asc.schedule(merged, asc.Machine.emulated(gpus=1)).makespan > 2 * LONG
 
 
 def test_an_unknown_word_or_task_is_named() -> None:
@@ -285,13 +246,6 @@ def test_a_backward_pass_that_failed_leaves_the_phases_of_later_captures_alone()
     assert expected[-1] == "optimizer"
 
 
-def test_calls_of_a_module_are_told_apart() -> None:
-    shared = nn.Linear(3, 3)
-    model = nn.Sequential(shared, shared)
-    graph = asc.merge(asc.capture(model, torch.ones(2, 3)), "module")
-    assert named(graph) == ["0.forward", "0.forward_1"]
-
-
 def test_an_estimate_knows_the_parts_of_merged_tasks() -> None:
     torch.manual_seed(0)
     model = mlp()
@@ -375,15 +329,3 @@ def test_a_call_of_a_marked_function_is_one_task_of_a_capture(granularity: str) 
         if task not in (whole, backward)
     ]
     assert not [part.name for part in others if part.origin.whole]
-
-
-def test_a_marked_function_finds_its_modules_and_has_what_it_calls_within() -> None:
-    model = nn.Linear(3, 2)
-
-    @asc.task
-    def head(x: Tensor) -> Tensor:
-        return gelu(model(x))
-
-    graph = asc.capture(lambda x: head(gelu(gelu(x))), torch.ones(4, 3))
-    assert graph.input_names == ("weight", "bias", "x")
-    assert named(graph) == ["gelu", "gelu_1", "head"]

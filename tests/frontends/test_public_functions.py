@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import autosched as asc
 from autosched.frontends.operators import public_function
-from tests.frontends.test_capture import OPTIMIZERS, stepper
-from tests.models import KINDS
 
 aten = torch.ops.aten
 
@@ -63,15 +60,3 @@ def test_spelling_changes_and_draws_nothing() -> None:
     public_function(aten.bernoulli.default, (x,), {})
     assert x.shape == (2, 3)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_most_of_a_step_reads_as_its_user_would_write_it() -> None:
-    model = KINDS["mlp"].make()
-    graph = asc.capture(
-        stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch()
-    )
-    spelled_out = [task.name for task in graph.tasks if isinstance(task.fn, torch._ops.OpOverload)]
-    assert len(spelled_out) < len(graph) / 4, spelled_out
-    code = asc.schedule(graph, asc.Machine([asc.Device("cpu")]), examples=graph.examples).code
-    assert ".add_(" in code
-    assert ".t()" in code

@@ -98,27 +98,6 @@ def test_numbers_and_the_state_afterwards_are_those_of_eager_steps(
     assert torch.equal(after, state)
 
 
-def test_a_capture_leaves_the_generator_alone() -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    for step in STEPS:
-        asc.capture(step, torch.zeros(3))
-        assert torch.equal(torch.get_rng_state(), before), step
-    assert torch.initial_seed() == 3
-
-
-def test_a_checkpoint_that_draws_nothing_has_no_tasks_for_states() -> None:
-    layer = nn.Linear(3, 3)
-
-    def step(x: Tensor) -> Tensor:
-        loss = checkpoint(layer, x, use_reentrant=False).sum()
-        loss.backward()
-        return loss
-
-    names = [task.name for task in asc.capture(step, torch.ones(2, 3)).tasks]
-    assert not [name for name in names if "rng_state" in name]
-
-
 @pytest.mark.parametrize(
     ("step", "said"),
     [

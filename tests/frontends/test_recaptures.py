@@ -115,21 +115,6 @@ def test_what_changed_is_named(
             call(run, 3)  # told once
 
 
-def test_the_logger_tells_of_captures_and_plans(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "autosched"), asc.compile(by_argument, HERE) as run:
-        run(torch.ones(2))
-        run(torch.ones(2))
-        run(torch.ones(3))
-    told = [record.getMessage() for record in caplog.records if record.name == "autosched"]
-    assert [text.partition(" in ")[0] for text in told if text.startswith("captured")] == [
-        "captured 'by_argument': 1 tasks"
-    ] * 2
-    assert [text.partition(":")[0] for text in told if text.startswith("planned")] == [
-        "planned 'by_argument' on 'cpu' by policy auto"
-    ] * 2
-    assert sum("is captured again, capture 2: x: shape (2,) -> (3,)" in text for text in told) == 1
-
-
 OPTIMIZERS = [
     kind
     for kind in map(vars(torch.optim).get, torch.optim.__all__)
@@ -149,33 +134,6 @@ def test_loading_a_state_dict_changes_no_setting(kind: type) -> None:
     optimizer.load_state_dict(state)
     after = list(Reach([optimizer.param_groups]).key)
     assert [new[1] for old, new in zip(before, after, strict=True) if old != new] == ["0.2"]
-
-
-def test_another_group_of_an_optimizer_is_no_change_of_its_settings(caplog: Any) -> None:
-    """All keys after it are at other places: changes were said of settings that had stayed."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.AdamW(model[1].parameters())
-
-    step = stepper(model, optimizer)
-    with asc.compile(step, HERE) as run, caplog.at_level(logging.INFO, "autosched"):
-        run(torch.ones(2, 2))
-        run(torch.ones(2, 2))
-        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.5})
-        run(torch.ones(2, 2))
-    assert "capture 3: a list, dict or object: it has more items" in caplog.text
-
-
-def by_setting(x: Tensor) -> Tensor:
-    return x * next(iter(FACTORS.values()))
-
-
-def test_other_keys_of_a_dict_are_named(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    with asc.compile(by_setting, HERE) as run, caplog.at_level(logging.INFO, "autosched"):
-        run(torch.ones(2))
-        monkeypatch.delitem(FACTORS, "first")
-        monkeypatch.setitem(FACTORS, "second", 3.0)
-        run(torch.ones(2))
-    assert "capture 2: a dict or object: it has 'second' where it had 'first'" in caplog.text
 
 
 PADS, LENGTHS = "pad to one of few shapes, with a mask", "pass what changes as a tensor, or"
@@ -209,21 +167,3 @@ def test_the_advice_fits_what_changes(fn: Any, argument: Any, advice: str) -> No
         run(x, argument(1))
         with pytest.warns(RuntimeWarning, match=f"; {advice}"):
             run(x, argument(2))
-
-
-def into(x: Tensor, cache: Tensor, at: Tensor) -> Tensor:
-    cache.index_copy_(0, at, x)
-    return (cache * (torch.arange(9) <= at)).sum()
-
-
-def padded(x: Tensor, mask: Tensor) -> Tensor:
-    return (x * mask).sum()
-
-
-def test_a_cache_that_is_written_in_place_and_a_mask_need_one_capture() -> None:
-    cache = torch.zeros(9)
-    with asc.compile(into, HERE) as run, asc.compile(padded, HERE) as masked:
-        for i in range(4):
-            assert run(torch.ones(1), cache, torch.tensor([i])) == i + 1
-            assert masked(torch.ones(9), torch.arange(9) < i) == i
-        assert run.cache_info().misses == masked.cache_info().misses == 1

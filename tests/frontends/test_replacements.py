@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import autosched as asc
 from autosched.testing.comparing import difference
@@ -151,22 +150,6 @@ def test_an_encoder_that_would_read_its_padding_mask_is_refused_with_advice() ->
                     run(x, src_key_padding_mask=mask), DENSE(x, src_key_padding_mask=mask)
                 )
             assert run.cache_info().misses == 1
-
-
-def test_a_mode_within_the_step_keeps_modules_off_the_fast_path() -> None:
-    class Passing(TorchFunctionMode):
-        def __torch_function__(
-            self, fn: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return fn(*args, **(kwargs or {}))
-
-    def fn(x: Tensor) -> Tensor:
-        with Passing():
-            return ENCODER(x)  # type: ignore[no-any-return]
-
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad(), compiled(fn) as run:
-        assert torch.equal(run(x), fn(x))
 
 
 # ---- code that asks whether it is captured goes its eager way, if that is one without a look at data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -129,15 +128,6 @@ def test_what_changes_by_hand_becomes_an_input(caplog: pytest.LogCaptureFixture)
     assert "is captured again, with inputs optimizer.lr" in caplog.text
 
 
-def test_a_setting_that_stays_is_a_constant() -> None:
-    """A number that is computed on the host could not be part of a recording on a device."""
-    run, *_ = trained(OPTIMIZERS["adam"], backend="host")
-    with run:
-        for _ in range(3):
-            run(torch.ones(1, 4))
-        assert "optimizer.lr" not in run.schedule(torch.ones(1, 4)).graph.input_names
-
-
 def test_each_branch_that_depends_on_a_setting_is_a_capture() -> None:
     run, optimizer, model = trained(OPTIMIZERS["nesterov"], backend="host")
     twin = copy.deepcopy(model)
@@ -173,23 +163,6 @@ def test_a_setting_whose_value_code_needs_is_a_constant() -> None:
         assert run.cache_info().misses == 3
 
 
-def test_numbers_computed_from_settings_can_be_returned() -> None:
-    optimizer = optim.AdamW(net().parameters(), lr=0.5)
-    lr_scheduler.StepLR(optimizer, 1)
-
-    def step(x: Tensor) -> Any:
-        rate = optimizer.param_groups[0]["lr"]
-        return x * rate, 1 - rate, (2**rate, -rate / 3), rate > 0.1, rate
-
-    with asc.compile(step, HERE, backend="host") as run:
-        for rate in (0.5, 0.3, 0.7):
-            optimizer.param_groups[0]["lr"] = rate
-            found, expected = run(torch.ones(2)), step(torch.ones(2))
-            assert torch.equal(found[0], expected[0])
-            assert found[1:] == expected[1:]
-        assert run.cache_info().misses == 1
-
-
 def test_what_cannot_be_traced_with_settings_is_traced_with_constants() -> None:
     optimizer = optim.SGD(net().parameters(), lr=0.5)
     lr_scheduler.StepLR(optimizer, 1)
@@ -201,28 +174,6 @@ def test_what_cannot_be_traced_with_settings_is_traced_with_constants() -> None:
         for rate in (0.5, 0.25):
             optimizer.param_groups[0]["lr"] = rate
             assert torch.equal(run(torch.ones(2)), torch.full([2], rate))
-
-
-def test_a_float_that_becomes_a_tensor_is_captured_again() -> None:
-    run, optimizer, _ = trained(OPTIMIZERS["sgd"], backend="host")
-    lr_scheduler.StepLR(optimizer, 1)
-    with run:
-        run(torch.ones(1, 4))
-        optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
-        before = run.cache_info().misses
-        run(torch.ones(1, 4))
-        assert run.cache_info().misses == before + 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"policy": "heft"},
-        pytest.param({"policy": "heft", "inputs": "cuda:1"}, marks=pytest.mark.slow),
-    ],
-)
-def test_settings_are_numbers_on_every_device(options: dict[str, Any]) -> None:
-    assert_trains_as_eager(lambda p: optim.AdamW(p, lr=0.1), SCHEDULERS["one cycle"], **options)
 
 
 def test_settings_and_their_arithmetic_are_not_repeated_for_each_parameter() -> None:
@@ -260,14 +211,3 @@ def test_code_that_holds_a_group_reads_its_settings_in_each_call() -> None:
             assert all(map(torch.equal, found[:2], expected[:2]))
             assert found[2] == rate
         assert run.cache_info().misses == 1
-
-
-def test_numbers_are_arguments_where_a_tensor_was_expected() -> None:
-    """The code that is shown of ``torch.mul(x, t)`` is ``x.mul(t)``, and a float has no such method."""
-    for fn in (torch.mul, operator.mul):
-        graph = asc.Graph()
-        rate, other = graph.inputs("rate", "other")
-        graph.output(y=graph.add(fn, rate, other))
-        with asc.schedule(graph, HERE, backend="host") as run:
-            for _ in range(3):
-                assert run(rate=0.5, other=torch.ones(2))["y"].tolist() == [0.5, 0.5]

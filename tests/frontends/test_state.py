@@ -90,16 +90,6 @@ def own(name: str, start: Any, change: Callable[[Own], Any]) -> tuple[Own, Calla
     return optimizer, step
 
 
-def test_state_of_no_tensor_is_a_constant() -> None:
-    optimizer, step = own("factor", 2.0, lambda self: None)
-    with asc.compile(step, MACHINE) as run:
-        for factor in (2.0, 3.0, 3.0):
-            optimizer.state["factor"] = factor
-            before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
-            loss = nn.functional.linear(X, *before).sum()
-            assert torch.equal(run(X), loss * factor)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -276,16 +266,3 @@ def test_parameters_that_an_object_holds_are_those_of_the_step() -> None:
             asc.CaptureError, match="attribute 'temperature' of a Agent is a tensor"
         ):
             run(X)
-
-
-def test_a_parameter_in_a_closure_is_that_of_the_step() -> None:
-    agent = Agent()
-    weight, pair = agent.model[0].weight, (agent.model[0].weight, [agent.model[0].bias])
-
-    def step(x: Tensor) -> Tensor:
-        agent.model(x).sum().backward()
-        return weight.grad + pair[0].grad + pair[1][0].grad[:, None]
-
-    graph = asc.capture(step, X)
-    result = graph.run_serial(**graph.feed(X))["result"]
-    assert torch.equal(result, step(X))

@@ -120,20 +120,6 @@ def test_they_train_under_torch_compile(network: str) -> None:
     assert {"forward", "backward"} <= {schedule.graph.name for schedule in backend.schedules()}
 
 
-@pytest.mark.filterwarnings("error:torch.compile's")
-@pytest.mark.parametrize("network", some(NETWORKS, "bert", "vit"))
-def test_they_infer_under_torch_compile(network: str) -> None:
-    make, batch = NETWORKS[network]
-    torch.manual_seed(0)
-    model, given = make().eval(), batch()
-    backend = TorchBackend(MACHINE, policy="round_robin", backend="virtual")
-    with torch.no_grad():
-        assert torch.equal(
-            torch.compile(model, backend=backend)(**given).logits, model(**given).logits
-        )
-    assert {schedule.graph.name for schedule in backend.schedules()} == {"inference"}
-
-
 @pytest.mark.parametrize("network", some(NETWORKS, "gpt2"))
 @pytest.mark.parametrize("optimizer", some([torch.optim.SGD, torch.optim.AdamW], torch.optim.AdamW))
 def test_their_whole_steps_are_captured(network: str, optimizer: Any) -> None:
