@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -131,33 +130,6 @@ def test_a_region_that_fails_runs_unfused_and_its_schedule_says_why() -> None:
             assert schedule.not_fused == dict.fromkeys(names, why) | dict(graph.not_fused)
 
 
-def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
-    x = torch.rand(3, 4)
-    for groups in ("op", "module"):
-        graph = asc.merge(asc.capture(model, x), groups)
-        fused = asc.fuse(graph, GPUS, policy="single")
-        assert len(regions(fused)) == 1
-        again = asc.fuse(fused, GPUS, policy="single")
-        for found in (fused, again):
-            assert torch.equal(_output(found), _output(graph))
-
-
-def test_a_fused_graph_can_be_fused_again_for_several_streams(compiled: Any) -> None:
-    graph = asc.Graph()
-    x, y = graph.inputs("x", "y")
-    a, b = (x + 1).sin() * 2, (y + 2).cos() * 3
-    graph.output(c=((a * b).exp() + a).relu(), d=(b - a).tanh() + 1)
-    machine = asc.Machine([asc.Device("cpu", streams=2)], [], imagined=True)
-    once = asc.fuse(graph, machine, costs := asc.Costs(default_seconds=1e-3))
-    twice = asc.fuse(once, machine, costs)
-    assert len(regions(once)) == len(regions(twice)) > 1
-    inputs = {"x": torch.rand(3), "y": torch.rand(3)}
-    expected = graph.run_serial(**inputs)
-    for found in (once.run_serial(**inputs), twice.run_serial(**inputs)):
-        assert all(torch.equal(found[name], item) for name, item in expected.items())
-
-
 def test_a_region_is_where_one_of_its_tasks_is_placed(compiled: Any) -> None:
     graph = asc.capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), x := torch.rand(3, 4))
     plain = asc.schedule(graph, GPUS, place={"0": "cuda:1"})
@@ -219,15 +191,6 @@ def least_at(place: int) -> Callable[..., list[float]]:
     return lambda schedules, inputs: [
         float(i != place % len(schedules)) for i in range(len(schedules))
     ]
-
-
-def test_a_graph_without_regions_is_returned_if_it_is_faster(
-    compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autosched.fusion.fusing.run_times", least_at(-1))
-    graph = asc.fuse(chain(), CPU, examples=inputs())
-    assert not any(isinstance(task.fn, Region) for task in graph.tasks)
-    assert_same(outcome(graph.run_serial), outcome(chain().run_serial))
 
 
 def test_on_a_real_machine_the_fastest_is_taken_and_inputs_stay(
@@ -298,14 +261,6 @@ def test_an_option_that_is_no_compiler_is_refused() -> None:
 # ---- what takes graphs and schedules
 
 
-def test_fused_graphs_can_be_copied(compiled: Any) -> None:
-    graph = asc.fuse(chain(), GPUS, policy="single")
-    again = copy.deepcopy(graph)
-    assert str(again) == str(graph)
-    assert again.not_fused == graph.not_fused
-    assert_same(outcome(again.run_serial), outcome(graph.run_serial))
-
-
 def test_fused_graphs_can_be_pickled(compiled: Any) -> None:
     graph = asc.Graph()
     x = graph.input("x")
@@ -353,15 +308,6 @@ def test_everything_shows_regions_and_their_operators(compiled: Any, tmp_path: P
         for name in ("drawn.svg", "drawn.pdf"):
             schedule.draw(tmp_path / name)
             assert (tmp_path / name).stat().st_size
-
-
-def test_generated_code_has_regions_as_functions_to_compile(compiled: Any) -> None:
-    graph = asc.fuse(chain(), GPUS, policy="single")
-    schedule = asc.schedule(graph, GPUS, policy="heft")
-    assert schedule.code.count("@torch.compile") == 2
-    with torch.compiler.set_stance("force_eager"):
-        found = outcome(lambda **given: run(schedule, given))
-    assert_same(found, outcome(chain().run_serial))
 
 
 def test_code_of_regions_that_cannot_be_written_takes_them_as_arguments(compiled: Any) -> None:
@@ -460,18 +406,6 @@ def seconds(build: Build) -> tuple[float, float]:
     return region_seconds(composite, graph.values, costs, GPU), tasks
 
 
-def test_elementwise_operators_move_what_goes_in_and_out() -> None:
-    one, _ = seconds(lambda x: x + 1)
-    three, alone = seconds(lambda x: ((x + 1) * 2).sin())
-    assert three == pytest.approx(one)
-    assert alone == pytest.approx(3 * one)
-
-
-def test_matrix_products_take_what_they_take() -> None:
-    found, alone = seconds(lambda x: x @ x @ x)
-    assert found == pytest.approx(alone)
-
-
 def test_operators_around_a_product_are_launched_before_and_after_it() -> None:
     found, alone = seconds(lambda x: (((x + 1) * 2) @ x).sin().cos())
     product, _ = seconds(lambda x: x @ x)
@@ -506,22 +440,3 @@ def test_a_region_may_take_less_time_than_the_memory_traffic_of_its_tasks() -> N
     assert least_work(task, costs) == work_of(task, costs) == work_of(region, costs)
     assert least_work(region, costs) == asc.Work(3 * SIZE**2, 0)
     assert least_work(region, asc.Costs()) is None
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_merged_tasks_can_be_parts(size: int) -> None:
-    graph = asc.Graph()
-    x = graph.input("x")
-    y = x
-    for _ in range(4):
-        y = (y + 1).sin()
-    graph.output(y=y @ x)
-    examples = {"x": torch.empty(SIZE, SIZE, device="meta")}
-    costs = estimate(graph, examples).costs
-    groups = {task.name: f"part{i // size}" for i, task in enumerate(graph.tasks)}
-    merged = asc.merge(graph, groups)
-    found = region_seconds(
-        Composite(merged.tasks, [0], [merged.outputs["y"]]), merged.values, costs, GPU
-    )
-    assert costs.task_seconds(graph.task("matmul"), GPU) < found
-    assert found <= sum(costs.task_seconds(task, GPU) for task in graph.tasks)

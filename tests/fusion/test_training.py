@@ -426,10 +426,6 @@ def assert_equal_eager(made: Combination) -> None:
     assert not far, str(made)
 
 
-def test_captured_steps_are_eager_ones() -> None:
-    assert_equal_eager(Combination("NAdam", "gru", "bfloat16"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

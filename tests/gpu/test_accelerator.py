@@ -130,15 +130,6 @@ def test_an_output_may_be_let_go_of_while_the_callers_stream_has_yet_to_read_it(
                 assert y.tolist() == [2, 2, 2]
 
 
-def test_the_callers_streams_are_current_again_whatever_happened() -> None:
-    with playing(2), plus_one("cuda:1") as schedule, torch.Stream("cuda:0") as own:
-        for x in (torch.zeros(3, device="cuda:1"), torch.zeros(3)):
-            with contextlib.suppress(asc.GraphError):
-                schedule(x=x)
-            assert torch.accelerator.current_stream() == own
-            assert torch.accelerator.current_stream("cuda:1") == torch.cuda.default_stream("cuda:1")
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_call_waits_only_for_copies_that_read_the_callers_memory_later(pinned: bool) -> None:
     """Pageable memory was read when its copy was issued: the caller may overwrite it at once."""
@@ -252,18 +243,6 @@ def test_a_run_that_is_given_up_leaves_nothing_in_memory_and_the_next_is_right(
 
 
 # ---- streams and memory
-
-
-def test_schedules_share_their_streams(gpus: Hardware) -> None:
-    taken = []
-    for _ in range(3):
-        graph = chain(slow, slow, slow)
-        with asc.schedule(
-            graph, asc.Machine.local(gpus=4), policy="round_robin", backend="accelerator"
-        ) as schedule:
-            schedule(x=torch.zeros(3))
-        taken.append(dict(gpus.handed))
-    assert taken[0] == taken[1] == taken[2]
 
 
 def test_a_run_that_does_not_fit_says_so_and_the_next_one_may() -> None:

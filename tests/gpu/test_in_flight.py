@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,23 +92,6 @@ def test_inputs_made_on_the_callers_stream_are_waited_for_and_may_be_dropped() -
                 assert torch.equal(
                     future.result()["y"].cpu(), -torch.exp(torch.full((4,), 2.0 * i))
                 )
-
-
-def test_outputs_may_be_used_in_any_thread() -> None:
-    machine = physical(asc.Machine.emulated(gpus=2), 2)
-    with playing(2, 1), asc.schedule(two_stages(), machine, in_flight=2) as schedule:
-        found: list[torch.Tensor] = []
-        for i in range(4):
-            future = schedule.submit(x=torch.full((4,), float(i)))
-            thread = threading.Thread(
-                target=lambda run=future: found.append(run.result()["y"].cpu())
-            )
-            thread.start()
-            thread.join()
-            del future
-        assert [item[0].item() for item in found] == [
-            -torch.exp(torch.tensor(float(i))).item() for i in range(4)
-        ]
 
 
 def test_a_failed_run_leaves_no_work_behind() -> None:
