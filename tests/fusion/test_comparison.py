@@ -60,6 +60,12 @@ def test_a_result_of_another_kind_is_another_result() -> None:
     assert not agree(True, False)
 
 
+def test_double_precision_agrees_to_1e_10() -> None:
+    x = torch.linspace(-2, 3, 101, dtype=torch.float64)
+    assert agree(x * (1 + 1e-11), x)
+    assert not agree(x * (1 + 1e-9), x)
+
+
 def test_what_is_written_is_judged_by_how_it_changes() -> None:
     weight, step = torch.linspace(1, 2, 50), torch.linspace(-1, 1, 50) * 1e-4
     assert agree(weight + step * 1.0001, weight + step, weight)
@@ -136,6 +142,24 @@ def test_references_compute_in_double_precision_and_from_disturbed_arguments() -
     assert torch.equal(disturbed.made[1], mask)  # whole numbers are masks or counters
 
 
+def test_single_precision_is_disturbed_by_several_units() -> None:
+    """The gradient of a bias before a batch norm is zero; sums round it to more than one unit."""
+    unit = torch.finfo(torch.float32).eps
+    x = torch.rand(1000) + 0.1
+    _, disturbed = references(lambda args: Results([args[0]], [None]), [x], unit)
+    changes = (disturbed.made[0].double() / x.double() - 1).abs()
+    assert 7 * unit < changes.min() <= changes.max() < 9 * unit
+
+
+def test_a_reference_that_cannot_run_is_left_out() -> None:
+    def run(args: Sequence[Any]) -> Results:
+        if args[0].dtype == torch.float64:
+            raise RuntimeError("no kernel for double precision")
+        return Results([args[0] * 2], [None])
+
+    assert len(references(run, [torch.rand(3)], 1e-7)) == 1
+
+
 @pytest.mark.parametrize(("error", "is_noise"), [(6e-8, True), (1e-5, False)])
 def test_what_is_made_in_single_precision_is_no_more_exact_in_double(
     error: float, is_noise: bool
@@ -193,6 +217,15 @@ def test_a_number_with_a_new_sign_is_compared(compiled: Any) -> None:
     rates = {5: 0.2, 6: 0.0, 7: 0.3, 8: -0.1, 9: -0.5}
     found = compared_runs(lambda number: call(made, torch.ones(3), rates.get(number, 0.1)), 9)
     assert found == [1, 2, 3, 6, 8]
+
+
+def test_trials_are_not_counted(compiled: Any) -> None:
+    made = region(counted)
+    made.compares = False
+    call(made, torch.ones(3))
+    assert compared_runs(lambda _: call(made, torch.ones(3)), 4) == []
+    made.begin_to_compare()
+    assert compared_runs(lambda _: call(made, torch.ones(3)), 4) == [1, 2, 3]
 
 
 # ---- faults

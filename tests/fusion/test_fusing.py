@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -128,6 +129,18 @@ def test_a_region_that_fails_runs_unfused_and_its_schedule_says_why() -> None:
             names = [task.name for task in graph.tasks if task.operators]
             why = "Inductor: ValueError: no kernels today"
             assert schedule.not_fused == dict.fromkeys(names, why) | dict(graph.not_fused)
+
+
+def test_graphs_of_merged_tasks_are_fused(compiled: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    x = torch.rand(3, 4)
+    for groups in ("op", "module"):
+        graph = asc.merge(asc.capture(model, x), groups)
+        fused = asc.fuse(graph, GPUS, policy="single")
+        assert len(regions(fused)) == 1
+        again = asc.fuse(fused, GPUS, policy="single")
+        for found in (fused, again):
+            assert torch.equal(_output(found), _output(graph))
 
 
 def test_a_region_is_where_one_of_its_tasks_is_placed(compiled: Any) -> None:
@@ -258,6 +271,14 @@ def test_an_option_that_is_no_compiler_is_refused() -> None:
         asc.compile(own, fuse="yes")  # type: ignore[arg-type]
 
 
+def test_fused_graphs_can_be_copied(compiled: Any) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    again = copy.deepcopy(graph)
+    assert str(again) == str(graph)
+    assert again.not_fused == graph.not_fused
+    assert_same(outcome(again.run_serial), outcome(graph.run_serial))
+
+
 # ---- what takes graphs and schedules
 
 
@@ -308,6 +329,15 @@ def test_everything_shows_regions_and_their_operators(compiled: Any, tmp_path: P
         for name in ("drawn.svg", "drawn.pdf"):
             schedule.draw(tmp_path / name)
             assert (tmp_path / name).stat().st_size
+
+
+def test_generated_code_has_regions_as_functions_to_compile(compiled: Any) -> None:
+    graph = asc.fuse(chain(), GPUS, policy="single")
+    schedule = asc.schedule(graph, GPUS, policy="heft")
+    assert schedule.code.count("@torch.compile") == 2
+    with torch.compiler.set_stance("force_eager"):
+        found = outcome(lambda **given: run(schedule, given))
+    assert_same(found, outcome(chain().run_serial))
 
 
 def test_code_of_regions_that_cannot_be_written_takes_them_as_arguments(compiled: Any) -> None:

@@ -91,3 +91,10 @@ def test_images_have_the_channels_last(layer: str) -> None:
     traced = trace(fn, args)
     assert all(in_channels_last(traced.graph))
     assert_equal(traced, fn, args)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_only_images_have_the_channels_last(dimensions: int) -> None:
+    conv = (nn.Conv1d if dimensions == 1 else nn.Conv3d)(2, 3, 2)
+    fn, args = gradients(conv, torch.randn(2, 2, *[4] * dimensions))
+    assert_equal(trace(fn, args), fn, args)

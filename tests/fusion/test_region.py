@@ -46,6 +46,15 @@ def test_regions_with_the_same_operators_are_compiled_once(compiled: Graphs) -> 
     assert len(compiled) == 3
 
 
+def test_what_nobody_uses_any_more_is_not_kept(compiled: Graphs) -> None:
+    first = region(twice)
+    call(first, torch.ones(3))
+    del first
+    gc.collect()
+    call(region(twice), torch.ones(3))
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -305,3 +314,14 @@ def test_threads_that_call_a_region_at_once_compile_it_once() -> None:
             thread.join()
     assert {i: result.tolist() for i, result in found.items()} == {0: [1.0, 1.0], 1: [3.0, 3.0]}
     assert len(graphs) == 1
+
+
+def test_equal_regions_are_measured_once(compiled: Graphs) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(*[graph.add(region(twice), x, name=name) for name in "ab"])
+    inputs = {"x": torch.ones(1000)}
+    graph.run_serial(**inputs)
+    found = asc.measure_costs(graph, asc.Machine.local(gpus=0), inputs)
+    assert found.seconds["a"] == found.seconds["b"]
+    assert len(compiled) == 1

@@ -75,3 +75,26 @@ def test_the_number_of_streams_that_is_measured_to_be_best_is_used(fastest: int)
         assert (made.machine.device("cpu").streams, streams_of(made)) == (fastest, fastest)
         threads = {task.fn.threads for task in made.graph.tasks if isinstance(task.fn, Region)}
         assert threads == {4 // fastest}
+
+
+@pytest.mark.parametrize("fastest", [2], indirect=True)
+@torch.no_grad()
+def test_a_schedule_that_is_fused_keeps_the_best_number_of_streams(fastest: int) -> None:
+    machine = asc.Machine.local(gpus=0, cpu_streams="auto")
+    graph = asc.capture(Branches().eval(), torch.randn(128, 256))
+    examples = graph.examples
+    plain = asc.schedule(graph, machine, examples=examples)
+    # One that was timed was closed.
+    with asc.fuse(plain, examples=examples, compiler=itself) as made:
+        assert streams_of(made) == fastest
+        assert all(
+            torch.allclose(made(**examples)[name], item, atol=1e-4)
+            for name, item in graph.run_serial(**examples).items()
+        )
+
+
+def test_a_number_that_is_given_is_the_most() -> None:
+    machine = asc.Machine.local(gpus=0, cpu_streams=2)
+    graph = asc.capture(Branches().eval(), torch.randn(128, 256))
+    with asc.schedule(graph, machine, policy="heft") as made:
+        assert streams_of(made) == 2

@@ -242,6 +242,18 @@ def test_a_run_that_is_given_up_leaves_nothing_in_memory_and_the_next_is_right(
     assert torch.cuda.memory_allocated(0) == torch.cuda.memory_allocated(1) == 0
 
 
+def test_schedules_share_their_streams(gpus: Hardware) -> None:
+    taken = []
+    for _ in range(3):
+        graph = chain(slow, slow, slow)
+        with asc.schedule(
+            graph, asc.Machine.local(gpus=4), policy="round_robin", backend="accelerator"
+        ) as schedule:
+            schedule(x=torch.zeros(3))
+        taken.append(dict(gpus.handed))
+    assert taken[0] == taken[1] == taken[2]
+
+
 # ---- streams and memory
 
 

@@ -50,21 +50,6 @@ def test_payloads_have_the_documented_size(
     assert (decoded.shape, decoded.dtype) == ((numel,), dtype)
 
 
-@each_compression
-@each_dtype
-def test_encoding_and_decoding_allocate_new_memory(
-    compression: Compression, dtype: torch.dtype
-) -> None:
-    flat = torch.ones(8, dtype=dtype)
-    payload = compression.encode(flat)
-    flat.zero_()
-    decoded = compression.decode(payload, 8, dtype)
-    kept = decoded.clone()
-    payload.zero_()
-    assert kept.any()
-    assert torch.equal(decoded, kept)
-
-
 @given(numbers=FINITE, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_half_precision_is_off_by_a_rounding(numbers: list[float], dtype: torch.dtype) -> None:
     flat = torch.tensor(numbers, dtype=dtype)
@@ -84,13 +69,6 @@ def test_int8_is_off_by_half_its_scale(
     flat = torch.tensor(numbers, dtype=dtype) * factor
     scale = max(flat.abs().max().item() / 127, torch.finfo(dtype).tiny) if numbers else 0
     assert ((through(Int8(), flat) - flat).abs() <= 0.5001 * scale).all()
-
-
-@each_dtype
-def test_int8_of_half_precision_is_off_by_half_its_scale_and_a_rounding(dtype: torch.dtype) -> None:
-    flat = torch.linspace(-1, 1, 1001).to(dtype)
-    off = (through(Int8(), flat).double() - flat.double()).abs()
-    assert (off <= 0.501 / 127 + torch.finfo(dtype).eps / 2 * flat.double().abs()).all()
 
 
 @given(numbers=FINITE, share=st.floats(0.01, 1))
@@ -122,11 +100,6 @@ def test_nan_and_infinity_appear_in_the_total_and_not_in_the_residual(
     total = decoded_sum([encode_(flat, residual, compression)], compression, 40, dtype)
     assert not total.isfinite().all()
     assert residual.isfinite().all()
-
-
-def test_overflow_of_half_precision_is_infinite() -> None:
-    assert through(Half(), torch.tensor([7e4, -7e4])).tolist() == [math.inf, -math.inf]
-    assert through(Half(torch.bfloat16), torch.tensor([7e4])).isfinite().all()
 
 
 @pytest.mark.parametrize("share", [0, 1.5, math.nan, "all"])

@@ -21,7 +21,7 @@ from autosched.testing.checking import scattered
 from tests.strategies import graphs, machines
 
 NAMES = [name for name in ORDERS if name != "best"]
-CASES = [(p, m) for p in range(1, 9) for m in (*range(1, 18), 24, 31, 32)]
+CASES = [(p, m) for p in range(1, 9) for m in (*range(1, 9), 15, 16, 24)]
 # How many micro-batches a device may hold, by the number of devices and of micro-batches.
 HOLD: dict[str, Any] = {
     "gpipe": lambda p, m: m,
@@ -238,18 +238,6 @@ def test_the_best_order_is_as_long_as_was_published(memory, seconds):
     assert 180 / (1 - best.bubble()) <= seconds + 1e-6
 
 
-def test_stages_of_different_seconds_have_no_bubble():
-    """Qi et al. measured these; the busiest device works all the time."""
-    table = [
-        [30715, 29233, 29106, 29078, 28850, 28919, 28924, 41678],
-        [31308, 29344, 29357, 29455, 29217, 29384, 29354, 38731],
-        [18746, 18789, 19062, 19367, 19455, 19967, 20096, 32833],
-    ]
-    best = order("best", 8, 32, seconds=table, copy=473, memory=8)
-    assert best.devices == tuple(range(8))
-    assert best.bubble() == pytest.approx(0.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("seconds", [(0, 0, 0), (1, 0, 0), (0, 0, 1)])
 def test_actions_may_take_no_time(name, seconds):
@@ -425,19 +413,6 @@ def test_tasks_in_no_sequence_start_when_they_can():
     assert " ".join(issued["cuda:1"]) == "1F0 1B0 sum0-1 1F1 1B1 sum1-1 1F2 1B2 sum2-1"
 
 
-def test_tasks_in_no_sequence_come_before_those_that_have_one():
-    """Gradients are sent while backward goes on, though what packs them was added behind all of backward."""
-    graph = asc.Graph()
-    backward = [graph.add(len, name=f"b{i}", on="cuda:0", seconds=2.0) for i in range(3)]
-    for i, gradient in enumerate(backward):
-        packed = graph.add(len, gradient, name=f"pack{i}", on="cuda:0", seconds=0.1)
-        graph.add(len, packed, name=f"sum{i}", on="cuda:1", seconds=0.1)
-    issued = ran(
-        asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:0": ["b0", "b1", "b2"]}))
-    )
-    assert " ".join(issued["cuda:0"]) == "b0 pack0 b1 pack1 b2 pack2"
-
-
 def test_a_copy_does_not_wait_for_one_that_can_start_only_later():
     """Copies to one device run in order of issue. Were tasks issued as they start, the short one's would come last."""
     graph = asc.Graph()
@@ -449,21 +424,6 @@ def test_a_copy_does_not_wait_for_one_that_can_start_only_later():
     schedule = asc.schedule(graph, machine_of(3), policy=asc.in_order({"cuda:2": ["soon", "late"]}))
     assert schedule.placement.order == ("first", "short", "long", "soon", "late")
     assert schedule.makespan == pytest.approx(4.0)
-
-
-def test_a_copy_delayed_by_another_copy_delays_no_task():
-    graph = asc.Graph()
-    large = graph.add(len, name="large", on="cuda:0", seconds=1.0, nbytes=8)
-    small = graph.add(len, name="small", on="cuda:1", seconds=1.5, nbytes=1)
-    graph.add(len, large, name="last", on="cuda:2", seconds=1.0)
-    graph.add(
-        len, small, name="late", on="cuda:2", seconds=1.0
-    )  # not at 2.5, but at 10: the large copy goes first
-    begun = graph.add(len, name="begun", on="cuda:2", seconds=5.0)
-    graph.add(len, begun, name="ready", on="cuda:2", seconds=1.0)
-    schedule = asc.schedule(graph, machine_of(3, bytes_per_second=1.0), policy=asc.in_order({}))
-    assert ran(schedule)["cuda:2"] == ["begun", "ready", "last", "late"]
-    assert schedule.makespan == pytest.approx(11.0)
 
 
 @pytest.mark.parametrize(
@@ -542,12 +502,3 @@ def test_a_task_with_infinite_seconds_is_named():
         asc.ScheduleError, match="task 'x' must run on 'cuda:0', but its seconds there are infinite"
     ):
         asc.schedule(graph, machine_of(2), policy=asc.in_order({}))
-
-
-def test_the_policy_copies_its_arguments():
-    sequences = {"cuda:0": ["0F0", "0F1", "0B0", "0B1"]}
-    policy = asc.in_order(sequences)
-    sequences["cuda:0"].reverse()
-    assert ran(asc.schedule(graph_of(order("gpipe", 1, 2)), machine_of(1), policy=policy)) == {
-        "cuda:0": ["0F0", "0F1", "0B0", "0B1"]
-    }

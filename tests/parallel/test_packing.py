@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-import autosched as asc
-from autosched.parallel.costs import Reusing, flat, memory_task
+from autosched.parallel.costs import Reusing, flat
 
 
 def results(reusing, keep):
@@ -68,11 +67,3 @@ def test_threads_have_results_of_their_own():
     assert own.tolist() == [6, 6]
     assert found[0].tolist() == [1, 1]
     assert own.data_ptr() != found[0].data_ptr()
-
-
-def test_only_processes_of_ranks_keep_memory():
-    machine = asc.Machine.emulated(gpus=0, hosts=2)
-    graph = asc.Graph()
-    x = graph.input("x")
-    memory_task(graph, machine, "cpu:0", flat, [x], accessed=8, reuse=True, name="y")
-    assert graph.tasks[0].fn is flat

@@ -18,7 +18,6 @@ import autosched as asc
 from autosched.parallel.named_orders import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
-from tests.frontends.test_capture import OPTIMIZERS
 from tests.parallel.networks import chain, deep
 from tests.serial import (
     Make,
@@ -37,34 +36,10 @@ PAIR = asc.Machine.emulated(gpus=2)
 # ---- equal to micro-batches one after another
 
 
-@pytest.mark.parametrize("order", some(["zb-v", "gpipe"], "gpipe"))
-def test_a_pipeline_trains_as_the_whole_batch_does(order: str) -> None:
-    model, whole = chain(4).double(), chain(4).double()
-    optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, whole))
-    make = pipeline(2, schedule=order, chunks=3)
-    with make(model, functional.cross_entropy, optimizer) as step:
-        for x, y in vectors(10, 9):
-            loss, expected = step(x.double(), y), functional.cross_entropy(whole(x.double()), y)
-            expected.backward()
-            other.step()
-            other.zero_grad()
-            torch.testing.assert_close(loss, expected)
-    for found, expected in zip(model.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("name", some(ORDERS, "1f1b", "zb-v", "best"))
 def test_every_order_trains_as_micro_batches_one_after_another(name: str) -> None:
     make = pipeline(2, schedule=name, chunks=4, memory=4)
     assert_trains_as_serially(make, among(1, 4), chain(4), vectors(8, 7))
-
-
-def test_devices_have_as_many_stages_as_are_wanted() -> None:
-    make = pipeline(2, schedule="interleaved", stages=3, chunks=4)
-    assert_trains_as_serially(make, among(1, 4), chain(6), vectors(8))
-    model = chain(6)
-    with make(model, functional.cross_entropy, momentum(model.parameters())) as step:
-        assert step.cuts(*next(vectors(8))).devices == ("cuda:0", "cuda:1") * 3
 
 
 def test_an_order_of_the_users_own_is_kept() -> None:
@@ -120,29 +95,6 @@ def wide(
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     batch = torch.randn(rows, width)
     return model, (batch, batch)
-
-
-def computing(gpus: int) -> asc.Machine:
-    """Return a machine in which only arithmetic takes time."""
-    names = ["cpu", *(f"cuda:{rank}" for rank in range(gpus))]
-    links = [asc.Link(a, b, float("inf"), 0.0) for a, b in itertools.combinations(names, 2)]
-    devices = [
-        asc.Device(name, flops_per_second=1e9, bytes_per_second=1e30, launch_seconds=0.0)
-        for name in names
-    ]
-    return asc.Machine(devices, links, imagined=True)
-
-
-@pytest.mark.parametrize(
-    ("order", "bubble"),
-    [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zb-v", 3 / 51)],
-)
-def test_bubbles_of_captured_chains_are_near_the_formulas(order: str, bubble: float) -> None:
-    model, batch = wide(16, 64)
-    make = pipeline(4, machine=computing(4), schedule=order, chunks=8)
-    with make(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1)) as step:
-        (found,) = step.curve(*batch, chunks=[8]).tried
-    assert found.idle == pytest.approx(bubble, abs=0.03)
 
 
 def test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches() -> None:
@@ -269,12 +221,6 @@ def test_a_users_map_says_where_modules_are() -> None:
     assert_trains_as_serially(make, among(1), model, [batch, batch], loss_fn=functional.mse_loss)
     make = pipeline(split=MAP, chunks=4)
     assert_trains_as_serially(make, among(1, 4), model, [batch, batch], loss_fn=functional.mse_loss)
-
-
-def test_a_map_may_go_back_and_forth() -> None:
-    split = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
-    assert_trains_as_serially(model_parallel(split=split), among(1), chain(4), vectors(6, 6))
-    assert_trains_as_serially(pipeline(split=split, chunks=2), among(1, 2), chain(4), vectors(6, 6))
 
 
 # ---- what goes wrong

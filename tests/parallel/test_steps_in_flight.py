@@ -75,21 +75,6 @@ def test_steps_in_flight_train_as_steps_one_after_another(system, optimizer):
     assert same(found, expected)
 
 
-def test_steps_are_under_way_together_and_calls_wait_for_them():
-    def use(step):
-        futures = [step.submit(*batch) for batch in given]
-        assert step.schedule(*given[0]).program.in_flight == 3
-        losses = [step(*given[0])]
-        assert all(future.done() for future in futures)
-        return [future.result() for future in futures] + losses
-
-    given = batches(5)
-    expected = trained(
-        "data", "sgd", lambda step: [step(*b) for b in [*given, given[0]]], backend="host"
-    )
-    assert same(trained("data", "sgd", use, backend="emulated", in_flight=3), expected)
-
-
 def test_a_learning_rate_counts_for_the_steps_submitted_after_it_is_set():
     def use(step):
         futures = []
