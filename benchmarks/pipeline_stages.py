@@ -6,7 +6,7 @@ stages are left out. As in their optimizer, a stage takes as long as its layers,
 
 The optimum is that of all cuts of the graph into stages that follow one another, one on each device, by dynamic
 programming; it equals what their optimizer finds. ``pipeline`` is the slowest stage of ``asc.parallel.pipeline``, which
-cuts the sequence of layers; ``period`` that of a schedule with ``objective="period"``: devices may have any layers.
+cuts sequences of layers; ``period`` that of a schedule with ``objective="period"``: devices may have any layers.
 With r replicas, each of d / r stages, a stage takes an r-th of its time, and its gradients are exchanged, as in their
 optimizer: 4 (r - 1) / r / r times the milliseconds in which a link sends its parameters. The best r is given.
 """

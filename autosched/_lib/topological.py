@@ -44,8 +44,8 @@ def best_order(
     before: Sequence[Sequence[int]],
     weight: Sequence[float],
     make: Callable[[list[int]], _Made | None],
-    load: Callable[[_Made], float],
-    going_on: Callable[[int, float], bool],
+    load: Callable[[_Made], Any],
+    going_on: Callable[[int, Any], bool],
     seed: int = 0,
 ) -> _Made | None:
     """Return the best of what ``make`` makes of topological orders, that of least ``load``, if any.
@@ -68,8 +68,10 @@ def best_order(
     orders = [topological_order(before, nodes), topological_order(before, fallen)]
     orders += [_depth_first(before, after, key) for key in (fallen, rank)]
     best: tuple[_Made, list[int]] | None = None
-    for i, order in enumerate(orders):
-        made = None if order in orders[:i] else make(order)
+    seen = set[tuple[int, ...]]()
+    for order in orders:
+        made = None if tuple(order) in seen else make(order)
+        seen.add(tuple(order))
         if made is not None and (best is None or load(made) < load(best[0])):
             best = made, order
     random = np.random.default_rng(seed)
@@ -78,7 +80,8 @@ def best_order(
             break
         key = np.argsort(best[1]) + random.normal(0.0, noise * len(nodes), len(nodes))
         order = topological_order(before, key.tolist())
-        made = make(order)
+        made = None if tuple(order) in seen else make(order)
+        seen.add(tuple(order))
         if made is not None and load(made) <= load(best[0]):
             best = made, order
     return None if best is None else best[0]

@@ -41,7 +41,8 @@ class Relaxation(NamedTuple):
         t = problem.tables
         seconds = problem.by_task(t.seconds)
         latency, per_byte = _routes(problem)
-        pageable = _routes(problem, pageable=True) if _has_pageable(problem) else None
+        has_pageable = (t.row >= len(problem.devices)).any()
+        pageable = _routes(problem, pageable=True) if has_pageable else None
         # Rows as in the problem's tables: those of devices, then those of their pageable memory.
         first = np.concatenate([latency, latency])
         rate = np.concatenate([per_byte, per_byte if pageable is None else pageable[1]])
@@ -77,10 +78,6 @@ def links(problem: Problem, pageable: bool = False) -> tuple[Array, Array]:
     latency = problem.tables.latency[begin : begin + count * count].reshape(count, count)
     rate = problem.tables.rate[begin : begin + count * count].reshape(count, count)
     return latency, 1 / rate
-
-
-def _has_pageable(problem: Problem) -> bool:
-    return bool((problem.tables.row >= len(problem.devices)).any())
 
 
 def _routes(problem: Problem, pageable: bool = False) -> tuple[Array, Array]:

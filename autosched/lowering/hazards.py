@@ -75,17 +75,14 @@ class Hazards:
         """Return the arrays of hazards that were found step by step."""
         names = [block.value for block in blocks], [block.version for block in blocks]
         uses = [[*block.uses.values()] for block in blocks]
-        return cls(*ragged(after), *names, list(map(_owner, blocks)), *ragged(uses))
+        owners = [block.owner for block in blocks if block.owner is not None]
+        assert len(owners) == len(blocks), "a block was never read on its device"
+        return cls(*ragged(after), *names, owners, *ragged(uses))
 
     def ending(self, count: int) -> tuple[Ints, Ints]:
         """Return for each instruction the blocks that it uses last, as a ragged table."""
         last = np.maximum.reduceat(self.uses, self.uses_at[:-1]) if len(self.uses) else self.uses
         return starts(last, count), np.argsort(last, kind="stable")
-
-
-def _owner(block: Block) -> Stream:
-    assert block.owner is not None, f"block of {block.value!r} was never read on its device"
-    return block.owner
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

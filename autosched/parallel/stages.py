@@ -1,7 +1,8 @@
 """Cut a captured model into stages, balanced by cost or given by the user.
 
 A model is a sequence of blocks, each a call of a module or a line of code, in the order in which
-they run; cuts are between blocks. Backward tasks belong to the blocks of their forward.
+they run, or in another one that dependencies allow; cuts are between blocks. Backward tasks belong
+to the blocks of their forward.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task
 from autosched._lib.text import amount, duration, table
+from autosched._lib.topological import best_order
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,11 @@ class Cuts:
         blocks = blocks_of(graph)
         starts = (0, *self.ends)
         stages = [n for n, end in enumerate(self.ends) for _ in range(end - starts[n])]
+        own = sorted(zip(self.blocks, stages, strict=True), key=lambda pair: pair[0].forward)
+        stages = [stage for _, stage in own]
         if len(blocks) != len(stages):
             named: dict[str, int] = {}  # the first block of a name counts
-            for block, stage in zip(self.blocks, stages, strict=True):
+            for block, stage in own:
                 named.setdefault(block.name, stage)
             stages = list(accumulate((named.get(block.name, 0) for block in blocks), max))
         found: dict[str, int] = {}
@@ -126,40 +131,53 @@ def balanced(
     """Cut into one stage per device, in this order, so that the slowest is as fast as possible.
 
     Dynamic programming over cut points minimizes the time of the longest stage, computing or
-    sending, and then the bytes sent in total; ``O(stages * blocks ** 2)``. A device that is named
-    twice gets two stages. ``state`` has the bytes that each parameter needs, by name, in addition
-    to the activations of one micro-batch, by ``least`` if that is given; devices hold no more than
-    their memory. Raises ScheduleError if there are fewer blocks than stages, or no cut that fits.
+    sending, and then the bytes sent in total; ``O(stages * blocks ** 2)`` for each of some orders of
+    the blocks. A device that is named twice gets two stages. ``state`` has the bytes that each
+    parameter needs, by name, in addition to the activations of one micro-batch, by ``least`` if that
+    is given; devices hold no more than their memory. Raises ScheduleError if there are fewer blocks
+    than stages, or no cut that fits.
     """
     blocks = blocks_of(graph)
-    count = len(blocks)
-    if count < len(devices):
+    if len(blocks) < len(devices):
         raise ScheduleError(
-            f"{len(devices)} stages need as many blocks of the model, and it has {count}"
+            f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}"
         )
-    table = _Table(graph, costs, machine, blocks, state or {}, least)
-    # For each number of blocks that the stages so far have: the longest time, the time of sending,
-    # and the cuts.
-    best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
-    for number, device in enumerate(devices):
-        longer: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
-        left = len(devices) - number - 1
-        for end in range(number + 1, count - left + 1) if left else [count]:
-            sending = table.sending(end, device, devices[number + 1]) if left else 0.0
-            options = []
-            for start, ((longest, sent), cuts) in best.items():
-                if start < end and table.fits(start, end, device, devices.count(device)):
-                    slowest = max(longest, table.seconds(start, end, device), sending)
-                    options.append(((slowest, sent + sending), (*cuts, end)))
-            if options:
-                longer[end] = min(options)
-        best = longer
-    if count not in best:
+
+    def divided(order: Sequence[int]) -> tuple[tuple[float, float], Cuts] | None:
+        table = _Table(graph, costs, machine, [blocks[i] for i in order], state or {}, least)
+        return table.divided(devices)
+
+    table = _Table(graph, costs, machine, blocks, {})
+    seconds = [table.seconds(i, i + 1, devices[0]) for i in range(len(blocks))]
+    tries = min(_ORDERS, _STEPS // (len(devices) * len(blocks) ** 2))
+    found = best_order(
+        _before(graph, blocks), seconds, divided, itemgetter(0), lambda number, _: number < tries
+    )
+    if found is None:
         raise ScheduleError(
             "no cut leaves each device with no more than its memory; name more devices, or use "
             "torch.utils.checkpoint in the model"
         )
-    return table.cuts(best[count][1], devices)
+    return found[1]
+
+
+_ORDERS = 60  # that resemble the best one
+_STEPS = 2_000_000  # of all of them
+
+
+def _before(graph: Graph, blocks: Sequence[Block]) -> list[list[int]]:
+    """Return the blocks that come before each: what it needs forward, or needs it backward."""
+    forward = {task: number for number, block in enumerate(blocks) for task in block.forward}
+    backward = {task: number for number, block in enumerate(blocks) for task in block.backward}
+    found: list[set[int]] = [set() for _ in blocks]
+    for task in graph.tasks:
+        own = forward.get(task.index, backward.get(task.index, 0))
+        for before, _ in task.dependencies:
+            if before in forward:
+                found[own].add(forward[before])
+            elif task.index in backward and before in backward:
+                found[backward[before]].add(own)
+    return [sorted(others - {number}) for number, others in enumerate(found)]
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
@@ -218,6 +236,26 @@ class _Table:
                 self.readers.setdefault(graph.values[use.value].root, []).append(task.index)
         self.crossing = self._crossing()
         self._memory = [0.0, *accumulate(self._nbytes(block, state) for block in blocks)]
+
+    def divided(self, devices: Sequence[str]) -> tuple[tuple[float, float], Cuts] | None:
+        """Return the best cuts, with the longest time and the time of sending; None if none fits."""
+        # For each number of blocks that the stages so far have: the two times, and the cuts.
+        best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
+        count = len(self.blocks)
+        for number, device in enumerate(devices):
+            longer: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
+            left = len(devices) - number - 1
+            for end in range(number + 1, count - left + 1) if left else [count]:
+                sending = self.sending(end, device, devices[number + 1]) if left else 0.0
+                options = []
+                for start, ((longest, sent), cuts) in best.items():
+                    if start < end and self.fits(start, end, device, devices.count(device)):
+                        slowest = max(longest, self.seconds(start, end, device), sending)
+                        options.append(((slowest, sent + sending), (*cuts, end)))
+                if options:
+                    longer[end] = min(options)
+            best = longer
+        return (best[count][0], self.cuts(best[count][1], devices)) if count in best else None
 
     def seconds(self, start: int, end: int, device: str) -> float:
         found = self.machine.device(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import count
+from itertools import chain, count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -325,72 +325,53 @@ def anneal(
     return best, price
 
 
-class Search:
-    """Tables of steps, and the orders that are being searched.
+def improved(
+    steps: Sequence[Step],
+    start: Sequence[tuple[int, int]],
+    room: float,
+    seconds: float | None,
+    seed: int,
+) -> tuple[int, ...] | None:
+    """Return the order of least time within ``room`` that is found, or None.
 
-    ``start`` are slots and steps of repetitions to begin with.
+    ``start`` are slots and steps of repetitions to begin with. The search takes up to ``seconds``,
+    or else as long for the same steps on every machine.
     """
-
-    def __init__(self, steps: Sequence[Step], start: Sequence[tuple[int, int]], seed: int):
-        self.steps = steps
-        self.start = start
-        self.count = len(steps)
-        self.moves = max(1000, min(_MOVES * self.count, int(_WORK / (3 * self.count))))
-        self.how = mode(3.0 * self.moves * self.count, anneal)
-        how = self.how
-        ends = np.cumsum([0, *(len(step.reads) for step in steps)])
-        flat = [read for step in steps for read in step.reads]
-        flat += [i for i, step in enumerate(steps) if step.is_kept]
-        self.tables = _Tables(
-            how.floats([float(step.seconds) for step in steps]),
-            how.floats([float(step.nbytes) for step in steps]),
-            how.whole([step.last_repeat for step in steps]),
-            how.whole(ends),
-            how.whole(flat),
-        )
-        most = 8 * self.count + 2 * len(start) + 64
-        plain = np.zeros(most, np.int64)
-        plain[: self.count] = np.arange(self.count)
-        whole, counts, numbers = how.whole, how.counts, how.numbers
-        self.state = _State(
-            whole(plain), whole(plain), counts(most), numbers(most), numbers(most), counts(most),
-            counts(self.count), counts(most), counts(most), whole(plain), whole(plain),
-            counts(2, self.count), counts(_TOGETHER), counts(_TOGETHER), counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
-        )  # fmt: skip
-
-    def plan(self, room: float, seconds: float | None) -> tuple[int, ...] | None:
-        """Return the order of least time within ``room`` that is found, or None."""
-        w = self.state
-        plain = [(i, i) for i in range(self.count)]
-        mean = math.fsum(step.seconds for step in self.steps) / self.count or 1e-9
-        until = perf_counter() + (seconds or 0.0)
-        least, found = math.inf, None
-        price = mean / room
-        for turn in count():
-            if turn and perf_counter() > until if seconds is not None else turn >= _TURNS:
-                break
-            if turn == 0:
-                self._set(plain)
-            elif turn == 1 and self.start:
-                self._set(sorted({*plain, *self.start}))
-            elif found:
-                self._set(found)
-            took, price = self.how(anneal)(
-                self.tables,
-                w,
-                room,
-                self.moves // _TURNS,
-                mean * 0.5 ** (turn % _TURNS),
-                mean * 0.01,
-                price,
-            )
-            if took < least:
-                least = took
-                found = [(int(w.best_slot[i]), int(w.best_step[i])) for i in range(w.counts[1])]
-        return tuple(step for _, step in found) if found else None
-
-    def _set(self, runs: Sequence[tuple[int, int]]) -> None:
-        w = self.state
-        w.counts[0] = len(runs)
-        for i, (slot, step) in enumerate(runs):
-            w.slot[i], w.step[i] = slot, step
+    size = len(steps)
+    moves = max(1000, min(_MOVES * size, int(_WORK / (3 * size)))) // _TURNS
+    how = mode(3.0 * _TURNS * moves * size, anneal)
+    tables = _Tables(
+        how.floats([float(step.seconds) for step in steps]),
+        how.floats([float(step.nbytes) for step in steps]),
+        how.whole([step.last_repeat for step in steps]),
+        how.whole(np.cumsum([0, *(len(step.reads) for step in steps)])),
+        how.whole(
+            [*chain(*(s.reads for s in steps)), *(i for i, s in enumerate(steps) if s.is_kept)]
+        ),
+    )
+    longest = 8 * size + 2 * len(start) + 64
+    counts, numbers = how.counts, how.numbers
+    w = _State(
+        counts(longest), counts(longest), counts(longest), numbers(longest), numbers(longest),
+        counts(longest), counts(size), counts(longest), counts(longest), counts(longest),
+        counts(longest), counts(2), counts(_TOGETHER), counts(_TOGETHER),
+        counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
+    )  # fmt: skip
+    mean = math.fsum(step.seconds for step in steps) / size or 1e-9
+    until = perf_counter() + (seconds or 0.0)
+    least, found = math.inf, None
+    price = mean / room
+    plain = [(i, i) for i in range(size)]
+    for turn in count():
+        if turn and perf_counter() > until if seconds is not None else turn >= _TURNS:
+            break
+        if runs := sorted({*plain, *start}) if turn == 1 and start else found if turn else plain:
+            w.counts[0] = len(runs)
+            for i, (slot, step) in enumerate(runs):
+                w.slot[i], w.step[i] = slot, step
+        heats = mean * 0.5 ** (turn % _TURNS), mean * 0.01
+        took, price = how(anneal)(tables, w, room, moves, *heats, price)
+        if took < least:
+            least = took
+            found = [(int(w.best_slot[i]), int(w.best_step[i])) for i in range(w.counts[1])]
+    return tuple(step for _, step in found) if found else None

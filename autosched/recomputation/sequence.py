@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from autosched.errors import ScheduleError
-from autosched.recomputation.annealing import Search
+from autosched.recomputation.annealing import improved
 from autosched.recomputation.chains import Chain
 
 _FEW = 16
@@ -96,7 +96,7 @@ def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: in
             order = _shortest(steps, room)
         else:
             start = Chain(steps, plain, last, room).repetitions()
-            order = Search(steps, start, seed).plan(room, seconds)
+            order = improved(steps, start, room, seconds, seed)
     if order is None:
         return None
     peak = peak_of(steps, order)

@@ -25,8 +25,8 @@ The requirements come from the graph and the accesses that ``verify`` found.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, starmap
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -107,19 +107,14 @@ def _in_memory(memory: Mapping[str, Sequence[Access]]) -> Iterator[_Need]:
         for repetition in range(2):
             for number, access in enumerate(accesses):
                 who = number + repetition * len(accesses)
-                conflicts = _added(unrolled, access, who)
+                if access.writes:
+                    conflicts = [*chain(*unrolled.write(access.region, who))]
+                else:
+                    conflicts = unrolled.read(access.region, who)
                 earlier = [accesses[k] for k in conflicts if k < len(accesses)]
                 for before in earlier if repetition else ():
                     shared = f"the memory of {name!r}"
                     yield _Need(access.at, before.at, shared)
-
-
-def _added(unrolled: Conflicts, access: Access, who: int) -> Iterable[int]:
-    """Add an access; return the earlier ones with which it conflicts."""
-    if not access.writes:
-        return unrolled.read(access.region, who)
-    writers, readers = unrolled.write(access.region, who)
-    return [*writers, *readers]
 
 
 def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
@@ -132,7 +127,7 @@ def _in_state(program: Program, graph: Graph) -> Iterator[_Need]:
             first, last, _ = span.get(id(item), (at, at, ""))
             kind = type(item).__name__.lstrip("_")
             span[id(item)] = min(first, at), max(last, at), f"the state of the same {kind}"
-    yield from itertools.starmap(_Need, dict.fromkeys(span.values()))
+    yield from starmap(_Need, dict.fromkeys(span.values()))
 
 
 def _fail(program: Program, at: int, before: int, shared: str) -> NoReturn:

@@ -190,6 +190,45 @@ def test_stages_are_those_whose_slowest_is_fastest() -> None:
         assert max(found.seconds) <= max(computing, sending) * (1 + 1e-9), seed
 
 
+class Branches(nn.Module):
+    """Two branches whose lines take turns, of which the wide one is best cut alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.drop = nn.Linear(8, 32), nn.Linear(32, 4), nn.Dropout(0.3)
+        self.narrow = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.wide = nn.ModuleList(nn.Linear(*ends) for ends in ((32, 200), (200, 200), (200, 32)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = u = v = self.stem(x)
+        for narrow, wide in zip(self.narrow, self.wide, strict=True):
+            u = narrow(self.drop(u))
+            v = wide(v)
+        return self.head(u + v)
+
+
+def test_stages_may_run_blocks_in_another_order_than_the_model() -> None:
+    torch.manual_seed(0)
+    model = Branches()
+    plain = copy.deepcopy(model)
+    optimizer, other = (optim.SGD(m.parameters(), 0.1) for m in (model, plain))
+    x, y = torch.randn(16, 8), torch.randn(16, 4)
+    torch.manual_seed(1)
+    machine = asc.Machine.emulated(gpus=3)
+    with asc.parallel.pipeline(
+        model, nn.MSELoss(), optimizer, machine, chunks=4, schedule="1f1b", backend="virtual"
+    ) as step:
+        step(x, y)
+        starts = [block.forward[0] for block in step.cuts(x, y).blocks]
+    assert starts != sorted(starts)
+    torch.manual_seed(1)
+    for rows, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
+        (functional.mse_loss(plain(rows), wanted) / 4).backward()
+    other.step()
+    for one, same in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, same)
+
+
 # ---- model parallelism
 
 

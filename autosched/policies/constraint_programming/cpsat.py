@@ -51,7 +51,7 @@ class Model:
         self._tasks()
         self._compute()
         self._dependencies()
-        if integer.contended:
+        if any(self.problem.lists.holds_out) or any(self.problem.lists.holds_in):
             self._copies()
         self.cp.minimize(self.makespan)
 

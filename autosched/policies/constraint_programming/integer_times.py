@@ -75,11 +75,6 @@ class IntegerTimes:
         return _count(self.problem.copy_seconds(datum, row, destination), self.unit)
 
     @cached_property
-    def contended(self) -> bool:
-        """Return whether copies occupy streams."""
-        return any(self.problem.lists.holds_out) or any(self.problem.lists.holds_in)
-
-    @cached_property
     def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int]]:
         """Return the delay of a reader on one device after a producer on another.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -90,39 +91,27 @@ class Annealer:
         return self.makespan <= self.bound
 
 
-def cool(annealer: Annealer, moves: int, report: Progress) -> None:
-    """Make a number of moves, in rounds that start from the best state and cool down."""
-    each = -(-moves // (len(_ROUNDS) * _STEPS))
-    for turn in range(len(_ROUNDS)):
-        for part in range(_STEPS):
-            if annealer.done:
-                return
-            if turn and not part:
-                annealer.restore_best()
-            _anneal(annealer, each, turn, part / (_STEPS - 1))
-            report((turn + part / _STEPS) / len(_ROUNDS), annealer.makespan)
+def cool(annealer: Annealer, report: Progress, moves: int | None, end: float) -> None:
+    """Make moves in rounds that start from the best state and cool down.
 
-
-def cool_until(annealer: Annealer, end: float, report: Progress) -> None:
-    """Anneal as ``cool`` does until a deadline of ``time.perf_counter``."""
+    They are so many, or end at a deadline of ``time.perf_counter``.
+    """
     began = perf_counter()
-    each = 200
-    span = max(end - began, 0.0) / len(_ROUNDS)
-    for turn in range(len(_ROUNDS)):
-        if turn:
+    span = max(end - began, 1e-9) / len(_ROUNDS)
+    each = 200 if moves is None else -(-moves // (len(_ROUNDS) * _STEPS))
+    for turn, (hot, weight) in enumerate(_ROUNDS):
+        if turn and not annealer.done:
             annealer.restore_best()
-        while not annealer.done and (passed := perf_counter() - began - turn * span) < span:
+        for step in count():
             before = perf_counter()
-            _anneal(annealer, each, turn, passed / span)
-            faster = min(4.0, 0.01 / max(perf_counter() - before, 1e-6))
-            each = max(20, min(int(each * faster), 100_000))
-            report((turn + passed / span) / len(_ROUNDS), annealer.makespan)
-
-
-def _anneal(annealer: Annealer, moves: int, turn: int, part: float) -> None:
-    """Make moves at the temperature at a fraction of a round."""
-    hot, weight = _ROUNDS[turn]
-    annealer.move(moves, hot * float((_COLD / hot) ** part), weight)
+            part = (before - began) / span - turn if moves is None else step / (_STEPS - 1)
+            if part > 1 or annealer.done:
+                break
+            annealer.move(each, hot * float((_COLD / hot) ** part), weight)
+            if moves is None:
+                faster = min(4.0, 0.01 / max(perf_counter() - before, 1e-6))
+                each = max(20, min(int(each * faster), 100_000))
+            report((turn + part) / len(_ROUNDS), annealer.makespan)
 
 
 def _state(listing: Listing, found: Listed, seed: int) -> State:

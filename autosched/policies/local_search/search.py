@@ -35,13 +35,7 @@ from autosched.policies.base.listing import Listing
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.ranks import optimistic
 from autosched.policies.constraint_programming.proof import can_solve, is_soon_solved, solved
-from autosched.policies.local_search.annealer import (
-    Annealer,
-    Progress,
-    anneal,
-    cool,
-    cool_until,
-)
+from autosched.policies.local_search.annealer import Annealer, Progress, anneal, cool
 from autosched.policies.local_search.portfolio import KERNELS, LARGE, best_listed, members, steps
 from autosched.problem import Policy, Problem
 
@@ -147,10 +141,8 @@ def _annealed(
                 report((number + part) / starts, min(before, makespan))
 
             try:
-                if seconds is None:
-                    cool(annealer, moves, progress)
-                else:
-                    cool_until(annealer, began + seconds, progress)
+                limited = None if seconds is not None else moves
+                cool(annealer, progress, limited, began + (seconds or 0.0))
             finally:
                 best = min(best, annealer.best, key=attrgetter("makespan"))
             if annealer.done:
