@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -96,6 +98,26 @@ def test_what_stands_on_the_host_anyway_needs_no_copy_out() -> None:
     assert copies(schedule).count("copy weight <- cpu") == 2
     assert not any("weight ->" in copy for copy in copies(schedule))
     assert schedule.peak_bytes["cuda:0"] <= 80
+
+
+def test_what_has_no_room_goes_and_comes_by_way_of_others() -> None:
+    """cpu -- cuda:0 -- cuda:1 -- cuda:2: x has no other way to cuda:2, nor have results to cuda:0."""
+    names = ["cpu", "cuda:0", "cuda:1", "cuda:2"]
+    links = [asc.Link(a, b, 1e9) for a, b in itertools.pairwise(names)]
+    devices = [asc.Device(name, nbytes=math.inf if name == "cpu" else 24.0) for name in names]
+    graph = asc.Graph()
+    x = graph.input("x")
+    made = [graph.add(torch.mul, x, i, name=f"a{i}", nbytes=8, on="cuda:2") for i in range(4)]
+    total = x
+    for i, value in enumerate([*made, *made]):
+        on = "cuda:2" if i < 4 else "cuda:0"
+        total = graph.add(torch.add, total, value, name=f"b{i}", nbytes=8, on=on)
+    graph.output(y=total)
+    machine = asc.Machine(devices, links, imagined=True)
+    costs = Costs(nbytes={"x": 8.0})
+    with asc.schedule(graph, machine, policy="single", costs=costs, backend="virtual") as schedule:
+        assert all(schedule.peak_bytes[name] <= 24 for name in names[1:])
+        assert torch.equal(schedule(x=torch.ones(2))["y"], graph.run_serial(x=torch.ones(2))["y"])
 
 
 def test_what_is_needed_last_goes_first() -> None:

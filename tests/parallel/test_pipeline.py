@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
+from autosched.graph.task import Origin
 from autosched.parallel.named_orders import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
@@ -227,6 +229,43 @@ def test_stages_may_run_blocks_in_another_order_than_the_model() -> None:
     other.step()
     for one, same in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, same)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_follow_what_they_need_and_the_slowest_is_as_fast_as_can_be(seed: int) -> None:
+    """Layers of which each reads one or two earlier ones, and the cuts into two of all sets of them."""
+    draw, graph = random.Random(seed), asc.Graph()
+    made: list[asc.Value] = []
+    reads = [draw.sample(range(i), min(i, draw.randint(1, 2))) for i in range(9)]
+    seconds = [float(draw.randint(1, 9)) for _ in reads]
+
+    def add(layer: int, phase: str, inputs: list[asc.Value]) -> asc.Value:
+        origin = Origin(("", 0), str(layer), phase)
+        half = {"seconds": seconds[layer] / 2, "nbytes": 0, "origin": origin}
+        return graph.record(max, tuple(inputs), {}, name=f"{phase}_{layer}", **half)
+
+    for layer, read in enumerate(reads):
+        made.append(add(layer, "", [made[i] for i in read]))
+    back: dict[int, asc.Value] = {}
+    for layer in reversed(range(len(reads))):
+        after = [back[i] for i, read in enumerate(reads) if layer in read]
+        back[layer] = add(layer, "backward", [made[layer], *after])
+    graph.output(y=back[0])
+    machine = asc.Machine.emulated(gpus=2)
+    found = balanced(graph, asc.Costs(), machine, machine.accelerators)
+    stages = found.stages(graph)
+    first = {i for i in range(len(reads)) if stages[f"_{i}"] == 0}
+    ends = [
+        chosen
+        for count in range(1, len(reads))
+        for chosen in map(set, itertools.combinations(range(len(reads)), count))
+        if all({*reads[i]} <= chosen for i in chosen)
+    ]
+    work = [sum(seconds[i] for i in chosen) for chosen in ends]
+    assert first in ends
+    assert sum(seconds[i] for i in first) == found.seconds[0]
+    assert all(stages[f"_{i}"] == stages[f"backward_{i}"] for i in range(len(reads)))
+    assert max(found.seconds) == min(max(one, sum(seconds) - one) for one in work)
 
 
 # ---- model parallelism
