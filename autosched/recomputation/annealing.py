@@ -195,7 +195,8 @@ def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> f
             step = t.reads[k]
             saved = t.nbytes[step] * (over[i] - over[w.used[w.made[step]] + 1])
             w.used[w.made[step]] = i
-            if saved <= 0 or slot > t.last[step]:
+            is_there = w.slot[w.made[step]] == slot  # and cannot be repeated there once more
+            if saved <= 0 or is_there or slot > t.last[step]:
                 continue
             draw = float(below(w, 1000)) if is_random else 1.0
             if not is_steep and draw <= best_rate:
@@ -360,7 +361,7 @@ def improved(
     mean = math.fsum(step.seconds for step in steps) / size or 1e-9
     until = perf_counter() + (seconds or 0.0)
     least, found = math.inf, None
-    price = mean / room
+    price = 100 * mean / room  # at first high: all must fit, whatever it costs
     plain = [(i, i) for i in range(size)]
     for turn in count():
         if turn and perf_counter() > until if seconds is not None else turn >= _TURNS:

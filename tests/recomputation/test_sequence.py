@@ -174,6 +174,60 @@ def test_a_lower_limit_is_never_faster():
     assert plans[0].order == tuple(range(24))
 
 
+def transformer(layers: int) -> list[Step]:
+    """Return a training step of layers whose products cost 50 to 400, and other operators 1."""
+    steps: list[Step] = []
+
+    def add(seconds: int, nbytes: int, *reads: int) -> int:
+        steps.append(Step(seconds, nbytes, tuple(sorted({*reads})), 100 * layers))
+        return len(steps) - 1
+
+    def norm(x: int) -> tuple[int, int, int]:
+        scale = add(1, 1, add(1, 1, add(1, 4, x)))
+        y = add(1, 4, x, scale)
+        return add(1, 4, y), scale, y
+
+    def norm_back(grad: int, x: int, scale: int, y: int) -> int:
+        add(1, 0, grad, y)
+        return add(1, 4, add(1, 4, grad, scale), add(1, 1, grad, x, scale), x)
+
+    x, back = add(1, 4), []
+    for _ in range(layers):
+        n1, *s1 = norm(x)
+        q, v = add(100, 4, n1), add(100, 4, n1)
+        a = add(50, 4, q, v)
+        middle = add(1, 4, x, add(100, 4, a))
+        n2, *s2 = norm(middle)
+        gate, up = add(400, 16, n2), add(400, 16, n2)
+        sigmoid = add(1, 16, gate)
+        act = add(1, 16, gate, sigmoid)
+        product = add(1, 16, act, up)
+        back.append((x, n1, s1, q, v, a, middle, n2, s2, gate, up, sigmoid, act, product))
+        x = add(1, 4, middle, add(400, 4, product))
+    grad = add(1, 4, x)
+    for x, n1, s1, q, v, a, middle, n2, s2, gate, up, sigmoid, act, product in reversed(back):
+        inner = add(400, 16, grad)
+        add(400, 0, grad, product)
+        outer = add(1, 16, inner, up)
+        to_up = add(1, 16, inner, act)
+        to_gate = add(1, 16, outer, gate, sigmoid)
+        add(400, 0, to_gate, n2), add(400, 0, to_up, n2)
+        grad = add(1, 4, grad, norm_back(add(400, 4, to_up, add(400, 4, to_gate)), middle, *s2))
+        add(100, 0, grad, a)
+        inner = add(100, 4, grad)
+        to_q, to_v = add(50, 4, inner, v), add(50, 4, inner, q)
+        add(100, 0, to_q, n1), add(100, 0, to_v, n1)
+        grad = add(1, 4, grad, norm_back(add(100, 4, to_v, add(100, 4, to_q)), x, *s1))
+    return steps
+
+
+def test_no_product_of_a_deep_network_is_repeated_where_other_operators_suffice():
+    steps = transformer(24)
+    (plan,) = curve(steps, [0.46 * sequence.peak_of(steps, range(len(steps)))])
+    assert plan.seconds - sum(step.seconds for step in steps) < 300, "others cost 1 each"
+    assert {steps[i].seconds for i in plan.order if plan.order.count(i) > 1} == {1}
+
+
 @pytest.mark.parametrize("limit", [-1, math.nan])
 def test_limits_are_amounts(limit):
     with pytest.raises(ScheduleError, match="at least 0 B"):
