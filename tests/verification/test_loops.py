@@ -72,6 +72,27 @@ def test_a_loop_that_breaks_a_law_is_refused_and_told_why(edits, message):
     assert refused(LOOP, written(), *edits).splitlines()[0] == message
 
 
+def test_a_write_must_follow_those_that_read_it_in_the_run_before():
+    graph = asc.Graph()
+    w = graph.input("w")
+    graph.add(fn, w, name="write", writes=[w], outputs=())
+    graph.output(look=graph.add(fn, w, name="look"))
+    program = """
+        2 runs in flight
+        input w on cpu
+        cpu/a  wait e1 of 1 run ago
+        cpu/a  run write
+        cpu/a  record e0
+        cpu/b  wait e0
+        cpu/b  run look
+        cpu/b  record e1
+        output look on cpu
+    """
+    verify(asc.Program.parse(program), graph)
+    message = refused(program, graph, ("cpu/a wait e1 of 1 run ago\n", ""))
+    assert message.startswith("task 'write' must follow task 'look' of the run before")
+
+
 def test_the_message_shows_what_is_not_waited_for():
     lines = refused(LOOP, written(), (f"cuda:0/copy-in {CARRIED}\n", "")).splitlines()
     assert "    cuda:0/copy-in   copy w <- cpu    <-- here" in lines
