@@ -94,7 +94,7 @@ def peaks(program: Program, problem: Problem) -> dict[str, float]:
     those of each other thread are at least by then, since the thread has waited for them, and at
     most, since later ones wait for what it has not done yet. The sum of the most that each may hold
     in between bounds what is held together; the maximum over ``p`` is a bound for all moments. So
-    there is a bound for each thread, and one more: of all that was allocated up to an instruction,
+    there is a bound for each thread, and one more: of all that was allocated up to an allocation,
     in issue order, what was freed before that is gone. Programs for limited memory keep to the last
     one by construction. The least of them counts.
 
@@ -154,6 +154,12 @@ class _Threads:
         number = {thread: at for at, (thread, _) in enumerate(busy)}
         self.of = [number[key[instruction.stream]] for instruction in program]
         self.width = min(len(number), _CLOCKED)  # threads from this number on have no clocks
+        # By position of a copy: the thread of its second stream, which waits there for the first.
+        self.met = {
+            at: number.setdefault(key[copy.also], len(number))
+            for at, copy in enumerate(program)
+            if isinstance(copy, Copy) and copy.also is not None
+        }
         self._program = program
 
     def peak(self, changes: list[tuple[int, float]]) -> float:
@@ -171,7 +177,7 @@ class _Threads:
         allocated = np.cumsum(np.maximum(nbytes, 0.0))
         for t in clocks:
             allocated += np.cumsum([0.0, *np.minimum(nbytes[rows[t]], 0.0)])[known[:, t]]
-        bounds = [allocated.max()]
+        bounds = [allocated[nbytes > 0].max(initial=0.0)]
         for t, clock in clocks.items():
             together = held[t].copy()
             for other in threads:
@@ -185,12 +191,16 @@ class _Threads:
 
     def _known(self, changes: set[int]) -> Ints:
         """Return how many changes of each thread have happened when each change has."""
-        clocks = [[0] * self.width for _ in range(1 + max(self.of, default=0))]
+        count = 1 + max((*self.of, *self.met.values()), default=0)
+        clocks = [[0] * self.width for _ in range(count)]
         events: dict[int, list[int]] = {}
         found = []
         for at, instruction in enumerate(self._program):
             thread = self.of[at]
             clock = clocks[thread]
+            met = clocks[self.met[at]] if at in self.met else clock
+            if met is not clock:
+                clock[:] = map(max, clock, met)
             if at in changes:
                 if thread < self.width:
                     clock[thread] += 1
@@ -199,6 +209,8 @@ class _Threads:
                 events[instruction.event] = [*clock]
             elif isinstance(instruction, Wait) and not instruction.ago:
                 clock[:] = map(max, clock, events[instruction.event])
+            if met is not clock:
+                met[:] = clock
         return np.array(found)
 
 
