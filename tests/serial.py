@@ -45,11 +45,11 @@ def pipeline(gpus: int = 2, **options: Any) -> Make:
 
 def model_parallel(gpus: int = 2, **options: Any) -> Make:
     """Return how to make a step of a model with its stages on so many devices."""
-    machine = asc.Machine.emulated(gpus=gpus)
+    options = {"machine": asc.Machine.emulated(gpus=gpus), "backend": "virtual", **options}
 
     def make(model: nn.Module, loss_fn: Loss, optimizer: optim.Optimizer) -> Step:
-        how: dict[str, Any] = {"loss_fn": loss_fn, "optimizer": optimizer, "backend": "virtual"}
-        return asc.parallel.model_parallel(model, machine, **how, **options)
+        how: dict[str, Any] = {"loss_fn": loss_fn, "optimizer": optimizer}
+        return asc.parallel.model_parallel(model, **how, **options)
 
     return make
 

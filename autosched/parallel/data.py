@@ -221,7 +221,7 @@ class _Study:
             plans += training.plans(spec, one, self.reduction, {**notes, "buckets": names})
         for plan in plans:
             tried[plan.notes["reduction"], plan.notes["buckets"]] = plan.schedule.makespan
-        return min(plans, key=lambda plan: plan.schedule.makespan)
+        return training.best(plans)
 
     def _passes(self, sizes: Iterable[int]) -> dict[int, Template]:
         """Capture micro-batches of each size, unless that was done."""

@@ -9,7 +9,7 @@ With several stages, the name of a task has the number of its stage: ``F0``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -41,8 +41,8 @@ class Role:
 class MicroBatch:
     """A template with merged tasks.
 
-    ``roles`` has the role of each task, by name; ``seconds`` and ``nbytes`` the costs of tasks and
-    values.
+    ``roles`` has the role of each task, by name, and ``parts`` those of the operators, which have
+    ``costs``; ``seconds`` and ``nbytes`` are the costs of tasks and values.
     """
 
     template: Template
@@ -50,6 +50,25 @@ class MicroBatch:
     roles: Mapping[str, Role]
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
+    parts: Mapping[str, Role]
+    costs: Costs
+
+    def apart(self, machine: Machine) -> MicroBatch:
+        """Return it with a task for each operator, so that some can be repeated.
+
+        Sums of gradients follow as soon as these are there.
+        """
+        graph = self.template.graph
+
+        def when(name: str) -> float:
+            task = graph.task(name)
+            if not name.startswith("sum."):
+                return task.index
+            return max(before.task for before in task.dependencies) + 0.5
+
+        roles = {name: self.parts[name] for name in sorted(self.parts, key=when)}
+        seconds, nbytes = tabulated(graph, self.costs, machine)
+        return replace(self, graph=graph, roles=roles, seconds=seconds, nbytes=nbytes)
 
     @cached_property
     def input_stages(self) -> dict[str, int]:
@@ -100,7 +119,7 @@ def micro_batch_of(
         for task in merged.tasks
         if not task.view
     }
-    return MicroBatch(template, merged, of_merged, *tabulated(merged, costs, machine))
+    return MicroBatch(template, merged, of_merged, *tabulated(merged, costs, machine), roles, costs)
 
 
 def _roles(

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from autosched import Costs, Machine, ScheduleError
+from autosched.errors import MemoryLimitError
 from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
 from autosched.parallel.costs import LinearCosts, tabulated
@@ -211,6 +212,7 @@ class Pipeline(Step):
 # ---- the choice of stages, schedule and number of micro-batches
 
 
+_MOST_REPEATED = 3  # ways that do not fit even so, until the others are left
 _TOO_LONG = 1.2  # times the best: more micro-batches only take longer
 _Pair = tuple[MicroBatch, MicroBatch]  # the first micro-batch, and further ones
 
@@ -284,11 +286,12 @@ class _Study:
                     break
         if not tried:
             raise errors[0]
+        tried += self._repeated(tried, pair)
         if not any(one.fits for one in tried):
             least = min(one.nbytes for one in tried)
             raise ScheduleError(
                 f"no way fits into the memory of the devices: at least {least / 1e9:.3g} GB are "
-                f"needed on one; use more devices, or torch.utils.checkpoint in the model"
+                f"needed on one; use more devices"
             )
         return Curve(most, tuple(tried))
 
@@ -305,7 +308,7 @@ class _Study:
         spec = replace(spec, buckets=buckets, updates=updates)
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
         plans = self.training.plans(spec, first.template, self.reduction, notes)
-        return min(plans, key=lambda plan: plan.schedule.makespan)
+        return self.training.best(plans)
 
     def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
         """Return the parameters of each stage, in buckets for several replicas."""
@@ -393,7 +396,10 @@ class _Study:
         if pair[0] != pair[1] and self._is_limited:
             least = _estimated(self._pass(pair[0]))
         state = self._state_nbytes(large)
-        return balanced(large.graph, costs, self.machine, layout, state, least)
+        try:
+            return balanced(large.graph, costs, self.machine, layout, state, least)
+        except ScheduleError:  # activations need not be kept
+            return balanced(large.graph, costs, self.machine, layout, state, Costs())
 
     def _rewritten(
         self, size: int, cuts: Cuts, name: str
@@ -468,7 +474,7 @@ class _Study:
     # ---- steps
 
     def _tried(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate a step; the best order with less and less memory, until it fits."""
+        """Simulate a step; the best order with fewer and fewer micro-batches, until it fits."""
         limits: Sequence[float | None] = [self.memory]
         if name == BEST and self.memory is None and self._is_limited:
             p = len(self.groups[0])
@@ -481,36 +487,67 @@ class _Study:
                 break
         return found
 
-    def _simulated(self, name: str, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate a step without a limit of memory."""
+    def _repeated(self, tried: Sequence[Tried], pair: tuple[int, int]) -> list[Tried]:
+        """Simulate what exceeds the memory again, with tasks that are repeated.
+
+        These take a third of a step at most. The most promising ways are simulated, if they can be
+        faster than what fits. Raises MemoryLimitError if nothing fits, also then.
+        """
+        fitting = [one for one in tried if one.fits]
+        found = list[Tried]()
+        errors = list[MemoryLimitError]()
+        tight = [one for one in tried if not one.fits and one.excess < 1]
+        for one in sorted(tight, key=lambda one: one.seconds * (1 + one.excess / 3)):
+            best = min((other.seconds for other in (*fitting, *found)), default=math.inf)
+            if one.seconds < best and len(errors) < _MOST_REPEATED:
+                try:
+                    found.append(self._simulated(one.order, one.chunks, pair, limited=True))
+                except MemoryLimitError as error:
+                    errors.append(error)
+        if errors and not (fitting or found):
+            raise errors[0]
+        return found
+
+    def _simulated(
+        self, name: str, chunks: int, pair: tuple[int, int], limited: bool = False
+    ) -> Tried:
+        """Simulate a step, without a limit of memory, or with tasks that are repeated to keep to it."""
         variant = self._variant(name, pair)
         sizes = shares(self.shares[0], chunks)
         made = {size: self._scaled(variant, size) for size in dict.fromkeys(sizes)}
+        spec = self._spec(name, (sizes,), made, variant)
+        held: dict[str, float] = {}
+        first = variant.micro_batches[0]
+        for tensor, nbytes in self._moments(first.template).items():
+            device = variant.cuts.devices[first.input_stages.get(tensor, 0)]
+            held[device] = held.get(device, 0.0) + nbytes
         # Each rank simulates by itself, on a machine that is imagined.
         is_apart = self.machine.rank is not None
-        devices_alone = tuple(
-            replace(device, nbytes=math.inf, imagined=device.imagined or is_apart)
-            for device in self.machine.devices
+        imagined = tuple(
+            replace(device, imagined=device.imagined or is_apart) for device in self.machine.devices
         )
-        training = replace(self.training, machine=replace(self.machine, devices=devices_alone))
-        schedule, _ = training.scheduled(self._spec(name, (sizes,), made, variant))
+        training = replace(self.training, machine=replace(self.machine, devices=imagined))
+        schedule, _ = training.scheduled(replace(spec, held=held), limited)
         timeline = schedule.simulate()
         devices = dict.fromkeys(variant.cuts.devices)
         runs = (span for span in timeline.spans if span.kind == "run")
         busy = sum(span.seconds for span in runs if span.streams[0].device in devices)
         idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
-        peak: dict[str, float] = {device: schedule.peak_bytes[device] for device in devices}
-        first = variant.micro_batches[0]
-        for tensor, nbytes in self._moments(first.template).items():
-            peak[variant.cuts.devices[first.input_stages.get(tensor, 0)]] += nbytes
-        fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
-        return Tried(name, chunks, timeline.makespan, idle, max(peak.values()), fits)
+        peak, course, excess = schedule.peak_bytes, schedule.memory(), [0.0]
+        for device in devices:
+            over = peak[device] - self.machine.device(device).nbytes
+            added = peak[device] - course[device][0][1]
+            excess.append(max(0.0, over / added if added else over))
+        nbytes, repeated = max(peak[device] for device in devices), len(schedule.recomputed)
+        return Tried(name, chunks, timeline.makespan, idle, nbytes, max(excess), repeated)
 
     def _scaled(self, variant: _Variant, size: int) -> _Pair:
         costs = variant.costs.at(size)
         first, more = variant.micro_batches
         pairs = [(one, *tabulated(one.graph, costs, self.machine)) for one in (first, more)]
-        first, more = (replace(one, seconds=s, nbytes=nbytes) for one, s, nbytes in pairs)
+        first, more = (
+            replace(one, seconds=s, nbytes=nbytes, costs=costs) for one, s, nbytes in pairs
+        )
         return first, more
 
     def _spec(
@@ -583,7 +620,8 @@ class Tried:
     """A simulated way to run a step: an order and a number of micro-batches (``chunks``).
 
     ``seconds``: the makespan; ``idle``: the share of it in which devices are idle; ``nbytes``: the
-    peak memory of a device; ``fits``: whether each device has that much.
+    peak memory of a device; ``excess``: the largest part of what a step adds to a device's memory
+    that does not fit; ``repeated``: how many tasks are repeated to keep to it.
     """
 
     order: str
@@ -591,14 +629,20 @@ class Tried:
     seconds: float
     idle: float
     nbytes: float
-    fits: bool
+    excess: float = 0.0
+    repeated: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether each device has enough memory."""
+        return self.excess <= 0
 
 
 @dataclass(frozen=True)
 class Curve:
     """The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
 
-    >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
+    >>> tried = [Tried("gpipe", n, seconds, idle, 1e6) for n, seconds, idle in
     ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
     >>> Curve(8, tuple(tried)).why
     'gpipe with 2 micro-batches of 4 rows: 3 ms'
@@ -631,6 +675,7 @@ class Curve:
         lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
             mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
+            mark = f"  {one.repeated} tasks repeated{mark}" if one.repeated else mark
             what = f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}"
             numbers = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}{one.nbytes / 1e6:10.4g}"
             lines.append(f"{what}{numbers}{mark}")

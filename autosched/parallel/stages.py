@@ -155,8 +155,7 @@ def balanced(
     )
     if found is None:
         raise ScheduleError(
-            "no cut leaves each device with no more than its memory; name more devices, or use "
-            "torch.utils.checkpoint in the model"
+            "no cut leaves each device with no more than its memory; name more devices"
         )
     return found[1]
 

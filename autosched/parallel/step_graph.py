@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -83,6 +83,8 @@ class _Builder:
     def build(self) -> StepGraph:
         """Add everything in the order of the serial run."""
         spec = self.spec
+        for device, nbytes in spec.held.items():
+            input_on(self.graph, device, f"held.{device}", int(nbytes))
         # 1. Forward and backward of all micro-batches.
         starts: dict[int | None, int] = {}  # by the rank whose rows they are
         for replica, sizes in enumerate(spec.rows):
@@ -464,6 +466,7 @@ class StepSpec:
     * ``divided``: whether each rank passes rows of its own; otherwise it passes the whole batch.
     * ``reduction``: how gradients are reduced; with ``compression`` they are encoded.
     * ``max_norm``: the largest norm of all gradients.
+    * ``held``: by device, bytes that it holds besides.
     """
 
     name: str
@@ -480,6 +483,13 @@ class StepSpec:
     reduction: str = "sum"
     compression: Compression | None = None
     max_norm: float | None = None
+    held: Mapping[str, float] = field(default_factory=dict)
+
+    def apart(self) -> StepSpec:
+        """Return the step in which each operator is a task."""
+        first = {rows: one.apart(self.machine) for rows, one in self.first.items()}
+        more = {rows: one.apart(self.machine) for rows, one in self.more.items()}
+        return replace(self, first=first, more=more)
 
 
 class Held(NamedTuple):

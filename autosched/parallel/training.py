@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from autosched import (
     ScheduleError,
     in_order,
 )
+from autosched.errors import MemoryLimitError
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
 from autosched.parallel.all_reduce import MANY, STRATEGIES
@@ -108,6 +110,12 @@ def torch_device(machine: Machine, device: str) -> str | None:
     return None if machine.imagined or found.kind == "cpu" else found.physical or device
 
 
+def unlimited(machine: Machine) -> Machine:
+    """Return a machine whose devices have memory for everything."""
+    devices = (replace(device, nbytes=math.inf) for device in machine.devices)
+    return replace(machine, devices=tuple(devices))
+
+
 @dataclass(frozen=True)
 class Planned:
     """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
@@ -121,6 +129,7 @@ class Planned:
     state: Any
     notes: Mapping[str, Any]
     settings: tuple[Any, ...]
+    spec: StepSpec
 
     def numbers(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs that are settings of the optimizer, from those of a call by name."""
@@ -164,6 +173,7 @@ T = TypeVar("T")
 
 # Of several ranks: those that add in the order of the devices.
 _IN_ORDER = ("gather", "exchange", "sum")
+_MOST_REPEATED = 2  # plans of which tasks are repeated
 _ON_ONE_HOST = ("sum", "cpu", "ring", "exchange")
 
 
@@ -292,7 +302,7 @@ class Training:
     def plans(
         self, spec: StepSpec, template: Template, reduction: str, notes: Mapping[str, Any]
     ) -> list[Planned]:
-        """Return a step's plan with each reduction to try; raise ScheduleError if none fits."""
+        """Return a step's plan with each reduction to try, as if memory had no limit."""
         names: tuple[str, ...] = _IN_ORDER if self.machine.ranks else _ON_ONE_HOST
         if spec.compression is not None or len(spec.devices) == 1:
             names = ("none" if spec.compression is None else "compressed",)
@@ -301,32 +311,61 @@ class Training:
         elif len(spec.devices) > MANY:
             names = ("exchange",)
         found = []
-        errors = list[ScheduleError]()
         state = spec.updates[0].state
         settings = tuple(update.settings for update in spec.updates)
         for name in names:
-            try:
-                schedule, built = self.scheduled(replace(spec, reduction=name))
-            except ScheduleError as error:  # too little memory, perhaps not with others
-                errors.append(error)
-                continue
+            own = replace(spec, reduction=name)
+            made = self.scheduled(own)
             said = {**notes, "reduction": name}
-            found.append(Planned(schedule, built, template, state, said, settings))
-        if not found:
+            found.append(Planned(*made, template, state, said, settings, own))
+        return found
+
+    def best(self, plans: Iterable[Planned]) -> Planned:
+        """Return the fastest of several plans that fits into memory.
+
+        Where faster ones exceed it, tasks are repeated. Raises MemoryLimitError if none fits.
+        """
+        found: Planned | None = None
+        errors = list[MemoryLimitError]()
+        for plan in sorted(plans, key=lambda plan: plan.schedule.makespan):
+            if found is not None and found.schedule.makespan <= plan.schedule.makespan:
+                break
+            if self.fits(plan.schedule):
+                found = plan
+            elif len(errors) < _MOST_REPEATED and found is None:
+                try:
+                    schedule, built = self.scheduled(plan.spec, limited=True)
+                except MemoryLimitError as error:
+                    errors.append(error)
+                else:
+                    found = replace(plan, schedule=schedule, built=built)
+        if found is None:
             raise errors[0]
         return found
 
-    def scheduled(self, spec: StepSpec) -> tuple[Schedule, StepGraph]:
-        """Return a step's schedule, which runs each device's tasks in sequence."""
-        built = build(replace(spec, max_norm=self.max_norm))
-        self._check_memory(built)
+    def scheduled(self, spec: StepSpec, limited: bool = False) -> tuple[Schedule, StepGraph]:
+        """Return a step's schedule, which runs each device's tasks in sequence.
+
+        It may exceed the memory, unless it is ``limited``: then each operator is a task, and some
+        are repeated.
+        """
         options = dict(self.options)
         fuse = options.pop("fuse", False)
+        built = build(replace(spec.apart() if limited else spec, max_norm=self.max_norm))
+        self._check_memory(built)
+        machine = self.machine if limited else unlimited(self.machine)
         policy = in_order(built.sequences)
-        made = autosched.schedule(built.graph, self.machine, policy=policy, **options)
-        if fuse:
-            made = autosched.fuse(made, compiler=fuse if callable(fuse) else None)
+        made = autosched.schedule(built.graph, machine, policy=policy, **options)
+        if limited or self.fits(made):
+            made = replace(made, problem=replace(made.problem, machine=self.machine))
+            if fuse:
+                made = autosched.fuse(made, compiler=fuse if callable(fuse) else None)
         return made, built
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether devices have the memory that a schedule takes."""
+        peak = schedule.peak_bytes
+        return all(peak[device.name] <= device.nbytes for device in self.machine.devices)
 
     def _check_memory(self, built: StepGraph) -> None:
         """Raise ScheduleError if devices cannot hold the state after this step.
