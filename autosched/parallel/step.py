@@ -146,7 +146,7 @@ class Step:
             last = self._in_flight
             ended = [future for future in self._futures if future.done()]
             failed = self._is_lost or any(future.exception() is not None for future in ended)
-            if failed or last is None or last.built.places or last.template.switches:
+            if failed or last is None or last.built.places or last.switches:
                 self.wait()
             self._futures = [future for future in self._futures if future not in ended]
             found = self._find(batch) if self._futures else None
@@ -492,7 +492,7 @@ class Step:
         for label, made in planned.built.places.items():
             if label in outputs and (self._rank is not None or made.replica == 0):
                 planned.state.put(made.place, outputs[label])
-        for attributes, name, item in planned.template.switches:
+        for attributes, name, item in planned.switches:
             attributes[name] = item
         for copy in self._copies.values():
             copy.version = copy.source._version

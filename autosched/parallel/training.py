@@ -120,16 +120,17 @@ def unlimited(machine: Machine) -> Machine:
 class Planned:
     """The plan for a kind of batch: schedule, meaning of inputs and outputs, state.
 
-    ``settings`` are those of the optimizer that are inputs.
+    ``switches`` are attributes that a step changes, ``settings`` those of the optimizer that are
+    inputs. ``spec`` holds the tensors with which all was captured, until this plan is chosen.
     """
 
     schedule: Schedule
     built: StepGraph
-    template: Template
+    switches: Sequence[tuple[dict[str, Any], str, Any]]
     state: Any
     notes: Mapping[str, Any]
     settings: tuple[Any, ...]
-    spec: StepSpec
+    spec: StepSpec | None
 
     def numbers(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs that are settings of the optimizer, from those of a call by name."""
@@ -317,7 +318,7 @@ class Training:
             own = replace(spec, reduction=name)
             made = self.scheduled(own)
             said = {**notes, "reduction": name}
-            found.append(Planned(*made, template, state, said, settings, own))
+            found.append(Planned(*made, template.switches, state, said, settings, own))
         return found
 
     def best(self, plans: Iterable[Planned]) -> Planned:
@@ -332,7 +333,7 @@ class Training:
                 break
             if self.fits(plan.schedule):
                 found = plan
-            elif len(errors) < _MOST_REPEATED and found is None:
+            elif plan.spec and len(errors) < _MOST_REPEATED and found is None:
                 try:
                     schedule, built = self.scheduled(plan.spec, limited=True)
                 except MemoryLimitError as error:
@@ -341,7 +342,7 @@ class Training:
                     found = replace(plan, schedule=schedule, built=built)
         if found is None:
             raise errors[0]
-        return found
+        return replace(found, spec=None)
 
     def scheduled(self, spec: StepSpec, limited: bool = False) -> tuple[Schedule, StepGraph]:
         """Return a step's schedule, which runs each device's tasks in sequence.
