@@ -457,7 +457,7 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
     refused(message, next(vectors(6)), machine=limited(1000))
 
 
-def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
+def test_a_batch_that_does_not_fit_is_trained_in_micro_batches_or_keeps_to_the_limit() -> None:
     model = nn.Sequential(
         *(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4)
     )
@@ -476,7 +476,11 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
     assert parts.nbytes < limit < whole.nbytes
     assert roomy.best == whole
     tight = curve(limit)
-    assert (tight.best.chunks, tight.tried[0].fits) == (16, False)
+    assert [one.fits for one in tight.tried[:2]] == [False, True]
+    assert tight.best.nbytes <= limit
+    assert whole.seconds <= tight.best.seconds <= parts.seconds
+    (again,) = tight.tried[2:]
+    assert (again.order, again.chunks, again.fits) == ("1f1b", 1, True)
 
 
 def test_the_best_order_fits_into_the_memory_of_devices() -> None:
