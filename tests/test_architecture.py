@@ -93,7 +93,15 @@ MAY_IMPORT = {
     "simulated_gpus": ["_lib", "errors", "graph", "runtime"],
     "sanitizer": [*FOUNDATION, "graph", "simulated_gpus", "viz"],
     # the public API, and helpers; settings of optimizers as inputs; the ranks that were joined
-    "parallel": ["_lib", "autosched", "frontends", "machine", "runtime", "viz"],  # draws a curve
+    "parallel": [
+        "_lib",
+        "autosched",
+        "errors",
+        "frontends",
+        "machine",
+        "runtime",
+        "viz",
+    ],  # draws a curve
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[
