@@ -165,17 +165,19 @@ _STEPS = 2_000_000  # of all of them
 
 
 def _before(graph: Graph, blocks: Sequence[Block]) -> list[list[int]]:
-    """Return the blocks that come before each: what it needs forward, or needs it backward."""
+    """Return the blocks that come before each: what it needs forward, or needs it backward.
+
+    A backward may also read what any forward made, since that is done then.
+    """
     forward = {task: number for number, block in enumerate(blocks) for task in block.forward}
     backward = {task: number for number, block in enumerate(blocks) for task in block.backward}
     found: list[set[int]] = [set() for _ in blocks]
     for task in graph.tasks:
-        own = forward.get(task.index, backward.get(task.index, 0))
         for before, _ in task.dependencies:
-            if before in forward:
-                found[own].add(forward[before])
+            if task.index in forward and before in forward:
+                found[forward[task.index]].add(forward[before])
             elif task.index in backward and before in backward:
-                found[backward[before]].add(own)
+                found[backward[before]].add(backward[task.index])
     return [sorted(others - {number}) for number, others in enumerate(found)]
 
 

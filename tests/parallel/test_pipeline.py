@@ -192,6 +192,14 @@ def test_stages_are_those_whose_slowest_is_fastest() -> None:
         assert max(found.seconds) <= max(computing, sending) * (1 + 1e-9), seed
 
 
+def test_a_backward_that_reads_what_a_later_block_makes_does_not_hinder_a_cut() -> None:
+    layers = [layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    model, batch = nn.Sequential(*layers), (torch.randn(16, 8), torch.randn(16, 8))
+    make = pipeline(2, chunks=1, schedule="1f1b")
+    with make(model, nn.MSELoss(), momentum(model.parameters())) as step:
+        assert len(step.cuts(*batch)) == 2
+
+
 class Branches(nn.Module):
     """Two branches whose lines take turns, of which the wide one is best cut alone."""
 
