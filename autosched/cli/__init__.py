@@ -1,6 +1,7 @@
 """The command line, ``autosched COMMAND``.
 
 commands  the commands, as functions of parsed arguments, and what they work on
+plan      the command ``plan``: does a training step fit?
 output    results, progress and errors
 
 A command is a function from the parsed arguments to an exit code. Commands print, and write the
@@ -22,6 +23,7 @@ from autosched import __version__
 from autosched.cli import commands
 from autosched.cli.commands import FORMATS
 from autosched.cli.output import WRONG_INPUT, exit_code
+from autosched.cli.plan import plan
 from autosched.comparison import POLICIES as USUAL_POLICIES
 from autosched.machine.device import NETWORKS
 from autosched.machine.machine import LINKS
@@ -297,6 +299,28 @@ _COMMANDS = (
             "--json": "as --format json",
             **_OUTPUT,
             **_SEARCH,
+        },
+    ),
+    _Command(
+        plan,
+        "say whether a training step fits into GPUs, and how long it would take",
+        "train.py:job --gpus 1 2 4 --memory 24GB",
+        {
+            "thing": (
+                "module:function or file.py:function that returns (step, arguments) or "
+                "(model, loss, optimizer, batch); it makes tensors on torch's device meta",
+                {"metavar": "FUNCTION"},
+            ),
+            "--gpus +": (
+                "numbers of GPUs (default: 1 2 4)",
+                {"type": partial(_whole, 1, _MOST_GPUS), "metavar": "N"},
+            ),
+            "--memory": (
+                "of each GPU, such as 24GB or 80GiB (default: no limit)",
+                {"type": _nbytes, "metavar": "BYTES", "default": float("inf")},
+            ),
+            "--link": f"of {', '.join(LINKS)}",
+            **_JSON,
         },
     ),
     _Command(

@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -607,8 +608,8 @@ def read(path: Path, parse: Callable[[str], T]) -> T:
         raise UsageError(f"{path}: {error}") from error
 
 
-def returned(text: str) -> Any:
-    """Return what a function returns that is named as ``module:function``."""
+def returned(text: str, inside: Any = None) -> Any:
+    """Return what a function returns that is named as ``module:function``, called ``inside``."""
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
         hint = "no such file, and no function"
@@ -622,7 +623,8 @@ def returned(text: str) -> Any:
             signature = f"{name}{inspect.signature(item)}"
             raise UsageError(f"{text} is called without arguments, and it is {signature}")
         try:
-            item = item()
+            with inside or nullcontext():
+                item = item()
         except Exception as error:
             raise UserCodeError(f"{text} failed") from error
     return item

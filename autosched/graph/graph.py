@@ -17,7 +17,7 @@ Design decisions:
 * A result that nothing uses is dropped immediately and has no memory block.
 
 A graph knows devices only as names in constraints. It knows no time, and does not import torch, and
-networkx only where a graph is made of one.
+networkx only where a graph becomes one, or is made of one.
 """
 
 from __future__ import annotations
@@ -224,6 +224,32 @@ class Graph(Recorder):
         }
 
     # ---- networkx
+
+    def to_networkx(self) -> networkx.DiGraph[Any]:
+        """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``."""
+        import networkx
+
+        dag: networkx.DiGraph[Any] = networkx.DiGraph(name=self.name)
+        for task in self.tasks:
+            nbytes = self.values[task.outputs[0].value].nbytes if task.outputs else None
+            known = {
+                "seconds": task.seconds,
+                "nbytes": nbytes,
+                "fn": task.fn,
+                "device": task.device,
+            }
+            dag.add_node(
+                task.name, **{key: item for key, item in known.items() if item is not None}
+            )
+            for dependency in task.dependencies:
+                dag.add_edge(self.tasks[dependency.task].name, task.name, kind=dependency.kind)
+            for value in (self.values[use.value] for use in task.reads):
+                if value.producer is None:
+                    continue
+                producer = self.tasks[value.producer]
+                if producer.fn is None and value.index != producer.outputs[0].value:
+                    dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
+        return dag
 
     @staticmethod
     @without_collecting()

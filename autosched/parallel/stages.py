@@ -165,20 +165,18 @@ _STEPS = 2_000_000  # of all of them
 
 
 def _before(graph: Graph, blocks: Sequence[Block]) -> list[list[int]]:
-    """Return the blocks that come before each: what it needs forward, or needs it backward.
+    """Return for each block those before it with which it exchanges data, forward or backward.
 
     A backward may also read what any forward made, since that is done then.
     """
-    forward = {task: number for number, block in enumerate(blocks) for task in block.forward}
-    backward = {task: number for number, block in enumerate(blocks) for task in block.backward}
     found: list[set[int]] = [set() for _ in blocks]
-    for task in graph.tasks:
-        for before, _ in task.dependencies:
-            if task.index in forward and before in forward:
-                found[forward[task.index]].add(forward[before])
-            elif task.index in backward and before in backward:
-                found[backward[before]].add(backward[task.index])
-    return [sorted(others - {number}) for number, others in enumerate(found)]
+    for phase in ([block.forward for block in blocks], [block.backward for block in blocks]):
+        number = {task: i for i, tasks in enumerate(phase) for task in tasks}
+        for task, own in number.items():
+            for before, _ in graph.tasks[task].dependencies:
+                first, second = sorted((own, number.get(before, own)))
+                found[second].add(first)
+    return [sorted(others - {i}) for i, others in enumerate(found)]
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:

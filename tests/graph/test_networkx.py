@@ -1,4 +1,4 @@
-"""Graphs from networkx."""
+"""Graphs from networkx and back."""
 
 import inspect
 import operator
@@ -6,6 +6,8 @@ import re
 
 import networkx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autosched.errors import GraphError
 from autosched.graph.graph import Graph
@@ -13,6 +15,12 @@ from autosched.graph.graph import Graph
 
 def text(lines):
     return inspect.cleandoc(lines)
+
+
+def same(a, b):
+    """Whether two dags agree in everything, the order of nodes included."""
+    nodes = list(a.nodes(data=True)) == list(b.nodes(data=True))
+    return nodes and sorted(a.edges(data=True), key=str) == sorted(b.edges(data=True), key=str)
 
 
 def test_nodes_become_tasks_and_sinks_outputs():
@@ -88,6 +96,63 @@ def test_names_that_cannot_be_are_made_to_fit():
         "x_2",
         "task",
     ]
+
+
+# ---- and back
+
+
+def test_tasks_become_nodes_and_dependencies_edges_with_a_kind():
+    graph = Graph("g")
+    x = graph.input("x")
+    y = x + 1
+    x *= 2
+    graph.add(operator.neg, y, name="last", after="imul", on="cuda:0", seconds=2.0, nbytes=4)
+    dag = graph.to_networkx()
+    assert dag.name == "g"
+    functions = dict(dag.nodes(data="fn"))
+    assert list(functions) == ["add", "imul", "last"]
+    assert (functions["add"], functions["last"]) == (operator.add, operator.neg)
+    assert dag.nodes["last"] == {
+        "fn": operator.neg,
+        "seconds": 2.0,
+        "nbytes": 4,
+        "device": "cuda:0",
+    }
+    assert list(dag.edges(data="kind")) == [
+        ("add", "imul", "anti"),
+        ("add", "last", "data"),
+        ("imul", "last", "order"),
+    ]
+
+
+@st.composite
+def dags(draw):
+    """Draw a dag as from_networkx reads it: names as nodes, costs, order edges, edges with bytes of their own."""
+    dag = networkx.DiGraph(name="drawn")
+    for i in range(draw(st.integers(0, 8))):
+        facts = {
+            "seconds": st.floats(0, 9),
+            "nbytes": st.integers(0, 9),
+            "device": st.sampled_from(["cpu", "cuda:0"]),
+        }
+        dag.add_node(
+            f"n{i}", **{key: draw(value) for key, value in facts.items() if draw(st.booleans())}
+        )
+        for before in sorted(draw(st.sets(st.integers(0, i - 1), max_size=3))) if i else ():
+            kind = draw(st.sampled_from(["data", "data", "order"]))
+            nbytes = draw(st.none() | st.integers(0, 9)) if kind == "data" else None
+            dag.add_edge(
+                f"n{before}", f"n{i}", kind=kind, **({} if nbytes is None else {"nbytes": nbytes})
+            )
+    return dag
+
+
+@given(dags())
+def test_networkx_there_and_back(dag):
+    graph = Graph.from_networkx(dag)
+    again = graph.to_networkx()
+    assert same(again, dag)
+    assert str(Graph.from_networkx(again)) == str(graph)
 
 
 # ---- errors

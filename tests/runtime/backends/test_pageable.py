@@ -69,6 +69,7 @@ def test_between_devices_and_between_hosts_nothing_is_pageable():
     links = [
         asc.Link("cpu", "cpu:1", 100, pageable_bytes_per_second=50),
         asc.Link("cuda:0", "cuda:1", 100, pageable_bytes_per_second=50),
+        asc.Link("cpu", "cuda:0", 100),
     ]
     graph = asc.Graph()
     x, z = graph.inputs("x", "z")
