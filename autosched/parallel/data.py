@@ -121,6 +121,7 @@ class _Study:
         self.machine = self.training.machine
         self.devices = self.training.devices
         self.captured: dict[int, Template] = {}
+        self.is_enough = False  # memory, for a plan in which nothing is repeated
 
     def best(self) -> Planned:
         """Return the fastest plan of all divisions of the rows that fit."""
@@ -132,9 +133,11 @@ class _Study:
                     found.append(self.planned(division))
                 except (ScheduleError, CaptureError) as error:  # too little memory, or one row
                     errors.append(error)
-            if found:
-                return min(found, key=lambda plan: plan.schedule.makespan)
-        raise errors[0]
+            if self.is_enough:
+                break
+        if not found:
+            raise errors[0]
+        return min(found, key=lambda plan: plan.schedule.makespan)
 
     # ---- divisions: the rows of each device, None for those that take no part
 
@@ -161,7 +164,7 @@ class _Study:
         return found
 
     def _by_memory(self) -> list[Sequence[float]]:
-        """Return the shares to try if those fit nowhere: devices with less memory get less."""
+        """Return the shares to try if none of those fits whole: devices with less memory get less."""
         limits = [self.machine.device(name).nbytes for name in self.devices]
         if self.shares != "auto" or min(limits) == max(limits):
             return []
@@ -221,6 +224,7 @@ class _Study:
             plans += training.plans(spec, one, self.reduction, {**notes, "buckets": names})
         for plan in plans:
             tried[plan.notes["reduction"], plan.notes["buckets"]] = plan.schedule.makespan
+            self.is_enough |= training.fits(plan.schedule)
         return training.best(plans)
 
     def _passes(self, sizes: Iterable[int]) -> dict[int, Template]:

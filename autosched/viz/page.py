@@ -115,6 +115,7 @@ def page_data(
     follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
 
     >>> from autosched.program.program import Stream
+    >>> from autosched.timeline.timeline import Span
     >>> graph, program = Graph(), Program.parse("cpu/compute run add")
     >>> y = graph.input("x") + 1
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))
