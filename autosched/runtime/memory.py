@@ -6,12 +6,15 @@ Knows no instruction but by the slots that it reads and fills, and no stream and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
 from autosched._lib.copying import span
+from autosched._lib.tensor_guards import Recognizer, recognizer
 from autosched._lib.tree import flatten
 from autosched.codegen.slots import Slots
 from autosched.errors import GraphError, HazardError
@@ -19,6 +22,9 @@ from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph
 from autosched.program.program import Copy, Program, Receive, Run, Send
 from autosched.runtime.backends import Located
+
+_ATTEMPTS = 16  # at knowing inputs, each of which takes longer than a check
+_MANY = 16  # inputs; fewer are checked faster than they are recognized
 
 
 class Memory(Slots):
@@ -53,6 +59,9 @@ class Memory(Slots):
         placed = [(name, self.place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
+        self._known: Recognizer | None = None  # whether inputs are like some that passed all checks
+        self._attempts = 0  # at knowing inputs
+        self._addresses: dict[str, int] = {}  # of the inputs that were checked last
 
     # ---- during a run
 
@@ -83,11 +92,14 @@ class Memory(Slots):
         self._entangled = set()
         if not self.written and not self._placed:
             return
+        if self._known is not None and self._known(inputs):
+            return
         given = {**self.constants, **inputs}
-        if self.written and not (
+        apart = not self.written or (
             are_apart(item for name, item in given.items() if name in self._used)
             and all(given[name].is_contiguous() for name in self._in_parts)
-        ):
+        )
+        if not apart:
             self._check_apart(given)
         for name, device in self._placed:
             for leaf in flatten(given[name]):
@@ -97,6 +109,22 @@ class Memory(Slots):
                         f"{device}; move it, or say where it lives: "
                         f"schedule(..., inputs={{{name!r}: ...}})"
                     )
+        if apart and len(inputs) > _MANY and self._attempts < _ATTEMPTS:
+            self._know(inputs)
+
+    def _know(self, inputs: Mapping[str, Any]) -> None:
+        """Note inputs that passed all checks, so that similar ones are recognized.
+
+        Those stay where they are that are at the same addresses as in the last check.
+        """
+        if not all(hasattr(item, "data_ptr") for item in inputs.values()):
+            return
+        before = self._addresses
+        self._addresses = {name: item.data_ptr() for name, item in inputs.items()}
+        if before:
+            self._attempts += 1
+            fixed = {name for name, at in self._addresses.items() if before.get(name) == at}
+            self._known = recognizing(inputs, fixed, self.used_constants, self.kept_apart)
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         """Raise HazardError if inputs overlap, and note which share a storage."""
@@ -224,3 +252,55 @@ def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> 
         by_storage.setdefault(extent.storage, set()).add(name)
     shared = [names for names in by_storage.values() if len(names) > 1 and names & written]
     return set().union(*shared)
+
+
+# ---- inputs that were checked or recorded before
+#
+# Nothing of earlier inputs is kept but facts, so their memory can be freed, and other tensors with
+# the same properties and addresses are recognized, too.
+
+
+def recognizing(
+    inputs: Mapping[str, Any],
+    fixed: Collection[str],
+    constants: Collection[Any],
+    apart: Collection[str],
+) -> Recognizer | None:
+    """Return whether inputs are as these were, as far as matters; None if that is not known soon.
+
+    Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
+    addresses. Those named in ``apart`` must share no memory with each other or with ``constants``.
+
+    >>> import torch, torch._dynamo
+    >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
+    >>> recognizes = recognizing(inputs, {"w"}, [], apart=["x", "w"])
+    >>> recognizes({"x": torch.ones(3), "w": inputs["w"]}), recognizes({**inputs, "x": inputs["w"]})
+    (True, False)
+    """
+    are_alike = recognizer(inputs, fixed)
+    if are_alike is None:
+        return None
+    if apart and not are_apart([*map(inputs.__getitem__, apart), *constants]):
+        return None
+    moving = [name for name in apart if name not in fixed]
+    if not moving:
+        return are_alike
+    stay = [*(inputs[name] for name in apart if name in fixed), *constants]
+    spans = sorted(map(_span, stay))
+    firsts, ends = [first for first, _ in spans], [end for _, end in spans]
+
+    def are_separate(found: Mapping[str, Any]) -> bool:
+        own = sorted(_span(found[name]) for name in moving)
+        # No span of those that stay ends behind the beginning of this one and begins before its end.
+        return all(end <= after for (_, end), (after, _) in pairwise(own)) and all(
+            bisect_right(ends, first) == bisect_left(firsts, end) for first, end in own
+        )
+
+    return lambda found: are_alike(found) and are_separate(found)
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Return the addresses of a tensor's storage: the first, and that behind the last."""
+    storage = tensor.untyped_storage()
+    first = storage.data_ptr()
+    return first, first + storage.nbytes()

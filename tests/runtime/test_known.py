@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched.errors import GraphError, HazardError
-from autosched.runtime.replay.cache import recognizing
+from autosched.runtime.memory import recognizing
 from autosched.simulated_gpus import playing
 
 MANY = 20

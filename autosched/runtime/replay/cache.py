@@ -31,22 +31,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autosched._lib.aliasing import are_apart
 from autosched._lib.copying import span
 from autosched._lib.logs import LOG
 from autosched._lib.recent import MOST, Recent
-from autosched._lib.tensor_guards import Recognizer, recognizer
+from autosched._lib.tensor_guards import Recognizer
 from autosched._lib.tree import flatten, transform
 from autosched.codegen.threads import Emitted
 from autosched.errors import ScheduleError
 from autosched.program.program import Copy, Record, Run, Wait
 from autosched.runtime.backends import Backend, Capabilities, Step
 from autosched.runtime.compiler import Compiler, Part
+from autosched.runtime.memory import recognizing
 from autosched.runtime.replay.segments import Segment, Segmented
 
 if TYPE_CHECKING:
@@ -200,35 +200,6 @@ def _key(item: Any, with_numbers: bool) -> Hashable:
     if item is None or isinstance(item, (bool, int, float, complex, str, bytes)):
         return (kind, item) if with_numbers else kind
     return kind, id(item) if with_numbers else None
-
-
-def recognizing(
-    inputs: Mapping[str, Any],
-    fixed: Collection[str],
-    constants: Sequence[Any],
-    apart: Sequence[str],
-) -> Recognizer | None:
-    """Return whether inputs are as these were, as far as matters; None if that is not known soon.
-
-    Properties are those of ``tensor_guards``. Inputs that are ``fixed`` must also be at the same
-    addresses. Those named in ``apart`` must share no memory with each other or with ``constants``.
-
-    >>> import torch, torch._dynamo
-    >>> inputs = {"x": torch.zeros(3), "w": torch.zeros(3)}
-    >>> recognizes = recognizing(inputs, {"w"}, [], apart=["x", "w"])
-    >>> recognizes({"x": torch.ones(3), "w": inputs["w"]}), recognizes({**inputs, "x": inputs["w"]})
-    (True, False)
-    """
-    are_alike = recognizer(inputs, fixed)
-
-    def are_separate(found: Mapping[str, Any]) -> bool:
-        return are_apart([*map(found.__getitem__, apart), *constants])
-
-    if are_alike is None or (apart and not are_separate(inputs)):
-        return None
-    if {*apart} <= {*fixed}:
-        return are_alike
-    return lambda found: are_alike(found) and are_separate(found)
 
 
 class Recording:
