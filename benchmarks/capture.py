@@ -16,11 +16,12 @@ from collections.abc import Callable
 import torch
 from _report import options, publish, table
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.optim.sgd import sgd
 
 import autosched as asc
-from autosched.frontends.state import State
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,19 +41,26 @@ def stepper(model: nn.Module, compiled: str | None = None) -> Step:
     return step
 
 
-def by_fx(step: Step, x: Tensor, y: Tensor) -> Callable[[], object]:
+def by_fx(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
     """Return the same step as ``make_fx`` traces it, to be run by the code of its GraphModule."""
-    state = State.of(step, [])
-    names = list(state.tensors())
+    names, weights = zip(*model.named_parameters(), strict=True)
+    moments = [torch.zeros_like(weight) for weight in weights]
 
-    def flat(tensors: list[Tensor]) -> Tensor:
-        with state.replaced_by(dict(zip(names, tensors, strict=False)), {}):
-            return step(tensors[-2], tensors[-1])
+    def step(weights: list[Tensor], moments: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        called = functional_call(model, dict(zip(names, weights, strict=True)), (x,))
+        loss = functional.cross_entropy(called, y)
+        grads = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            sgd(
+                weights, list(grads), moments, foreach=False, weight_decay=0.0, momentum=0.9,
+                lr=0.01, dampening=0.0, nesterov=False, maximize=False,
+            )  # fmt: skip
+        return loss
 
-    tensors = [*state.tensors().values(), x, y]
+    given = [*weights], moments, x, y
     with torch.autograd.set_multithreading_enabled(False):
-        module = make_fx(flat, tracing_mode="fake")(tensors)
-    return lambda: torch.no_grad()(module)(tensors)
+        module = make_fx(step, tracing_mode="fake")(*given)
+    return lambda: torch.no_grad()(module)(*given)
 
 
 def mlp(width: int) -> nn.Module:
@@ -106,11 +114,9 @@ def replay(width: int, batch: int, rounds: int) -> list[str]:
     captured = stepper(copy.deepcopy(eager))
     x, y = torch.randn(batch, width), torch.randint(0, 10, (batch,))
     with asc.compile(captured, asc.Machine([asc.Device("cpu")]), backend="host") as ours:
-        other = stepper(copy.deepcopy(eager))
-        other(x, y)  # creates the moments
         steps = [stepper(eager), stepper(copy.deepcopy(eager), "eager"), ours]
         contenders: list[Callable[[], object]] = [functools.partial(step, x, y) for step in steps]
-        contenders.insert(2, by_fx(other, x, y))
+        contenders.insert(2, by_fx(copy.deepcopy(eager), x, y))
         for _ in range(5):
             for run in contenders:
                 run()
