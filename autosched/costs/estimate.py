@@ -408,7 +408,10 @@ def _is_torch(fn: Callable[..., Any]) -> bool:
         return True
     if getattr(fn, "__module__", "") == "_operator":
         return True
-    return getattr(torch._C._VariableFunctions, getattr(fn, "__name__", ""), None) is fn
+    name = getattr(fn, "__name__", "")
+    plain = getattr(torch._C._VariableFunctions, name, None)
+    # What makes tensors is another function of torch while GPUs are simulated.
+    return plain is not None and fn in (plain, getattr(torch, name, None))
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ it, so users need not report changes.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -408,6 +409,8 @@ class Step:
             move_model(self.model, self.optimizer, self._training.capture_device)
             with without_collecting():
                 planned = self._training.together(lambda: self._plan(batch, rows))
+            if self._training.capture_device is not None:
+                gc.collect()  # of captures, whose tensors are on an accelerator
             if self._group is not None and any(one.counters for one in planned.settings):
                 kind = type(self.optimizer).__name__
                 raise ScheduleError(

@@ -103,28 +103,26 @@ def test_what_fits_nowhere_is_told_a_limit_that_suffices() -> None:
         schedule_of(make, perceptron, 0.15 * most)
 
 
-def test_played_gpus_take_no_more_than_is_predicted(monkeypatch: Any) -> None:
-    """Without dropout, whose scratch memory is large; what planning leaves on the first GPU is there before."""
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_played_gpus_take_no_more_than_is_predicted(monkeypatch: Any, drop: float) -> None:
     monkeypatch.setattr(capture, "check_modes", lambda: None)
     torch.manual_seed(0)
-    layers = [(nn.Linear(16, 16), nn.Tanh()) for _ in range(8)]
+    layers = [(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(drop)) for _ in range(4)]
     model, batch = nn.Sequential(*sum(layers, ())), (torch.rand(256, 16), torch.arange(256) % 16)
     how: dict[str, Any] = {"schedule": "1f1b", "chunks": 4}
     with playing(gpus=2):
-        machine = asc.Machine.local(gpus=2).limited(limit := 30_000.0)
+        machine = asc.Machine.local(gpus=2).limited(limit := 24_000.0)
         trained = model, functional.cross_entropy, momentum(model.parameters()), machine
         with asc.parallel.pipeline(*trained, **how) as step:
             for _ in range(2):  # both are planned: the optimizer makes its state in the first
                 step(*batch)
-            before = []
             for gpu in range(2):
                 torch.cuda.synchronize(gpu)
                 torch.cuda.reset_peak_memory_stats(gpu)
-                before.append(torch.cuda.memory_allocated(gpu))
             step(*batch)
             for gpu in range(2):
                 torch.cuda.synchronize(gpu)
-            taken = [torch.cuda.max_memory_allocated(gpu) - before[gpu] for gpu in range(2)]
+            taken = [torch.cuda.max_memory_allocated(gpu) for gpu in range(2)]
             made = step.schedule(*batch)
     assert peak(made) <= limit
     sizes = {value.name: made.costs.value_nbytes(value) for value in made.graph.values}
@@ -133,6 +131,4 @@ def test_played_gpus_take_no_more_than_is_predicted(monkeypatch: Any) -> None:
     rounded = dataclasses.replace(made, problem=dataclasses.replace(made.problem, costs=costs))
     scratch = 4096  # of running tasks, which is not counted
     for gpu in range(2):
-        name = f"cuda:{gpu}"
-        added = rounded.peak_bytes[name] - rounded.memory()[name][0][1]
-        assert 0 < taken[gpu] <= added + scratch
+        assert 0 < taken[gpu] <= rounded.peak_bytes[f"cuda:{gpu}"] + scratch
