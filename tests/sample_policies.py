@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.policies import POLICIES
+from autosched.policies import POLICIES, least_memory, search
+from autosched.policies.local_search.splitting import split
 
-policies = st.sampled_from(["auto", *POLICIES])
+policies = st.sampled_from(["auto", *POLICIES, least_memory, search(moves=20), split()])
 # As many examples as three policies and "auto" had when each had its own.
 under_every_policy = settings(max_examples=4 * settings().max_examples)
 

@@ -123,6 +123,8 @@ class _Splitter:
                 report(done, load)
             return done < 1.0
 
+        if not self.count:  # every task is fixed, or free
+            return self._placement(None)
         at, before = grouped(self.units.pairs[:, 1], self.units.pairs[:, 0], self.count)
         best = best_order(
             [before[a:b].tolist() for a, b in pairwise(at)],
@@ -132,7 +134,7 @@ class _Splitter:
             going_on,
             seed,
         )
-        if self.count and best is None:
+        if best is None:
             raise ScheduleError(
                 "no contiguous split gives each task a device, or kinds of devices are too many"
             )
