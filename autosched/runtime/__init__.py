@@ -4,7 +4,7 @@ execute      runs a program, and measures the times of its instructions
 compiler     emits the functions of threads, with what a backend does for each instruction
 memory       the tensors of one run, in numbered slots
 check        comparing what a task does with what it declared
-hang_report  the position of each thread when a run is late
+failures     the error of a task, and the position of each thread when a run is late
 threads/     threads that execute these functions
 backends/    devices: CPU threads, accelerators, emulated machines
 in_flight/   several runs of a schedule that execute at the same time

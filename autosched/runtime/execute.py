@@ -37,7 +37,7 @@ from autosched.runtime.backends import Backend, Capabilities, Step, Timed
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.check import Check, Watcher
 from autosched.runtime.compiler import Compiler
-from autosched.runtime.hang_report import failed, from_users_code, report
+from autosched.runtime.failures import failed, from_users_code, report
 from autosched.runtime.memory import Memory
 from autosched.runtime.replay.cache import Recordings
 from autosched.runtime.replay.segments import segmented

@@ -43,8 +43,8 @@ GPU_COUNTS = rf"""
 """
 
 RESNET50 = rf"""
-stage 0 on .*: conv1 .* MB to the next
-stage 1 on .*: .* mse_loss, .* ms
+0 +cuda:0 +conv1 \.\.\. .* ms +.* [kM]B
+1 +cuda:1 +.* \.\.\. mse_loss +.* ms +-
 order +images in a split +predicted +idle
 gpipe +10 +0\.\d+ +\d+\.\d%
  +sec/batch +predicted +speed-up +predicted

@@ -211,7 +211,7 @@ def solve(
     seed: int,
     improved: Callable[[float], None] | None = None,
 ) -> Answer:
-    """Run the solver in a thread, so that ctrl-C stops it with the best solution so far.
+    """Run the solver in a thread, so that Control-C stops it with the best solution so far.
 
     It is limited in seconds, or else in deterministic, hence reproducible, work. ``improved`` is
     called with each better makespan.

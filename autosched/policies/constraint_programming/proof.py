@@ -54,7 +54,7 @@ def solved(
     """Return the best placement found by a deadline or with limited work, and its proved bound.
 
     The deadline is a time of ``perf_counter``. If nothing better is found, the result is ``start``,
-    whose bound is trusted. ``improved`` is called with each better makespan. Ctrl-C stops the
+    whose bound is trusted. ``improved`` is called with each better makespan. Control-C stops the
     solver with the best solution so far.
     """
     plan = _planned(problem, start)

@@ -67,7 +67,7 @@ def search(
     placement each time, the best of ``starts`` runs of that many moves each; ``seed`` changes the
     random numbers. With a time limit and OR-Tools installed, small graphs are handed over to CP-SAT
     after a while, which may prove ``Placement.bound``. The result is never worse than its start,
-    and the search ends early if it meets a lower bound. Ctrl-C stops it with the best placement so
+    and the search ends early if it meets a lower bound. Control-C stops it with the best placement so
     far. ``progress`` is called with the part that is done, 0 to 1, and the best makespan.
     """
     report = progress or (lambda *_: None)
@@ -118,7 +118,7 @@ def _annealed(
     report: Progress,
     starts: int = 1,
 ) -> tuple[Placement, bool]:
-    """Return the portfolio's best after annealing, and whether ctrl-C stopped it."""
+    """Return the portfolio's best after annealing, and whether Control-C stopped it."""
     began = perf_counter()
     Possible(problem)  # raises ScheduleError
     work = members(problem) * steps(problem) if seconds is None else math.inf
@@ -168,7 +168,7 @@ def exact(
     """Return the policy that finds an optimal placement by CP-SAT, as far as time allows.
 
     It works for at most ``seconds``, or else for a fixed amount of work, about 20 s, with which it
-    returns the same placement each time. Ctrl-C stops it with the best placement so far. In its own
+    returns the same placement each time. Control-C stops it with the best placement so far. In its own
     model the result is never worse than the initial placement of ``search``.
 
     ``Placement.bound`` is the proved lower bound: for an optimal placement its makespan, up to

@@ -298,7 +298,7 @@ class Accelerator(Host):
                 if stream in used or self.is_loop or self.stopped():
                     stream.synchronize()
             self.staging.unstage()
-        except BaseException:  # Ctrl-C: pending copies must not land in a later run
+        except BaseException:  # Control-C: pending copies must not land in a later run
             self.staging.forget()
             raise
         for device, clock in self.clocks.items() if timing else ():

@@ -37,7 +37,7 @@ from autosched.runtime.backends import Backend
 from autosched.runtime.backends.host import prepare_thread
 from autosched.runtime.compiler import Carried, Compiler, waits_between_threads
 from autosched.runtime.execute import Executor
-from autosched.runtime.hang_report import report
+from autosched.runtime.failures import report
 from autosched.runtime.in_flight.future import RunFuture, Waiting
 from autosched.runtime.memory import Memory
 from autosched.runtime.threads.runs import Loop, Run, Step, unlock

@@ -1,4 +1,4 @@
-"""Describe where each thread of a run is, for timeouts, and which task failed.
+"""Describe what failed: a task with its arguments and line, or where each thread of a late run is.
 
 The report says which instruction each thread executes or waits at, and which thread it waits for.
 Knows positions in a program, and not how the threads got there or whether they will continue.
