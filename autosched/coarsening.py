@@ -12,7 +12,7 @@ one, as it does those of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any, Literal, TypeVar, cast
 
@@ -135,7 +135,8 @@ class _Merger(Copying):
             key = (wanted[index], self.folding.devices[index]) if together else index
             cluster[index] = keys.setdefault(key, len(keys))
         self.cluster = _split(cluster, self.folding.before)  # by remaining task
-        self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
+        self.taken = {*graph.names}
+        self.taken.update(part.name for task in graph.tasks for part in task.with_parts())
         self.names: dict[int, str] = {}  # of new tasks, by cluster
 
     def build(self, make: Make | None) -> Graph:
@@ -280,12 +281,6 @@ def _taken(graph: Graph, tasks: Sequence[int]) -> list[int]:
     made = {use.value for task in tasks for use in graph.tasks[task].outputs}
     reads = (use.value for task in tasks for use in graph.tasks[task].reads)
     return [value for value in dict.fromkeys(reads) if value not in made]
-
-
-def _part_names(task: Task) -> Iterator[str]:
-    for part in task.parts:
-        yield part.name
-        yield from _part_names(part)
 
 
 # ---- groups

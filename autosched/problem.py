@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from autosched._lib.gc_pause import without_collecting
 from autosched.costs.costs import Costs
 from autosched.errors import MemoryLimitError, ScheduleError, listed, shown
 from autosched.graph.constraints import Bond, by_value, released
-from autosched.graph.flow import flow
+from autosched.graph.flow import flow, grouped, ragged
 from autosched.graph.graph import HOST, STORAGE, Graph, Task, Use, Value
 from autosched.machine.machine import Device, Machine
 from autosched.placement import Choices, Placement, Send, choices
@@ -402,8 +402,8 @@ def _tabulated(problem: Problem) -> _Tabulated:
     if len(apart):
         one, other = (machine.names[end] for end in divmod(apart[0], count))
         raise ScheduleError(f"no link joins {one!r} and {other!r}, also not by way of others")
-    before_at, before = _ragged(_others(graph, reads, maker.tolist()))
-    reads_at, flat_reads = _ragged(reads)
+    before_at, before = ragged(_others(graph, reads, maker.tolist()))
+    reads_at, flat_reads = ragged(reads)
     tables = Tables(
         seconds=seconds.ravel(),
         together=together.ravel(),
@@ -632,20 +632,6 @@ def _way(
     slowness = sum(1 / rate for rate in rates)
     rate = rates[0] if len(rates) == 1 else 1 / slowness if slowness else math.inf
     return sum(link.latency for link in links), rate, len(links) == 1
-
-
-def _ragged(rows: Rows) -> tuple[Ints, Ints]:
-    """Return the offset of each row, and all numbers in one array."""
-    at = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=at[1:])
-    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
-
-
-def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
-    """Return the items of each key as a ragged table."""
-    at = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(key, minlength=count), out=at[1:])
-    return at, item[np.argsort(key, kind="stable")]
 
 
 # ---- memory: tasks that exceed that of a device by themselves

@@ -133,16 +133,16 @@ _BY_TYPE = {
 }
 
 
-def record(cls: Any, optional: Collection[str] | None = None, **readers: Reader) -> Reader:
+def record(cls: Any, **readers: Reader) -> Reader:
     """Read an object as a dataclass, which checks what is in its fields.
 
     A field is read with its reader among ``readers``, or one for strings or numbers if it is
-    annotated so. Fields with defaults are optional, unless ``optional`` names others.
+    annotated so. Fields with defaults are optional.
     """
     kept = [field for field in dataclasses.fields(cls) if field.metadata.get("saved", True)]
     known = {f.name: readers.get(f.name, _BY_TYPE.get(str(f.type), _as_it_is)) for f in kept}
     needed = {f.name for f in kept if f.default is f.default_factory is dataclasses.MISSING}
-    return struct(cls, known, known.keys() - needed if optional is None else optional)
+    return struct(cls, known, known.keys() - needed)
 
 
 def _as_it_is(item: Any, place: str) -> Any:

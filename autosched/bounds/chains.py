@@ -14,7 +14,7 @@ import numpy as np
 
 from autosched._lib.jit import kernel, mode
 from autosched.bounds.relaxation import Array, Edges, Relaxation
-from autosched.problem import grouped
+from autosched.graph.flow import grouped
 
 _MOST = 32  # predecessors considered individually: those whose copies arrive last
 

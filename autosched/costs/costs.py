@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -191,7 +191,7 @@ class Costs:
         True
         """
         try:
-            costs: Costs = json_reader.parse(text, _reader())
+            costs: Costs = json_reader.parse(text, READER)
         except ScheduleError as error:
             raise ScheduleError(f"not the JSON of costs: {error}") from error
         return costs
@@ -373,18 +373,11 @@ class Costs:
 
 def _names_of(graph: Graph) -> dict[str, set[str]]:
     """Return the names that each table may have: those of tasks and values, and of parts."""
-    called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
+    called = list(chain.from_iterable(task.with_parts() for task in graph.tasks))
     tasks = {task.name for task in called}
     results = chain.from_iterable(flatten(task.result) for task in called)
     values = {value.name for value in chain(graph.values, results)}
     return {"nbytes": values, **dict.fromkeys(("seconds", "work", "issue", "shares"), tasks)}
-
-
-def _with_parts(task: Task) -> Iterator[Task]:
-    """Yield a task and its parts."""
-    yield task
-    for part in task.parts:
-        yield from _with_parts(part)
 
 
 def _require(fits: bool, what: str, got: Any) -> None:
@@ -406,19 +399,13 @@ def _seconds(item: Any, place: str) -> Any:
     return (json_reader.table(number) if isinstance(item, dict) else number)(item, place)
 
 
-def _reader(optional: Sequence[str] | None = None) -> json_reader.Reader:
-    numbers = json_reader.table(json_reader.NUMBER)
-    return json_reader.record(
-        Costs,
-        optional,
-        seconds=json_reader.table(_seconds),
-        nbytes=numbers,
-        work=json_reader.table(json_reader.record(Work, ())),
-        pageable=lambda item, place: frozenset(json_reader.each(json_reader.TEXT)(item, place)),
-        issue=numbers,
-        replay=json_reader.record(Replay, ()),
-        shares=json_reader.table(_seconds),
-    )
-
-
-READER = _reader(["pageable", "issue", "replay", "shares"])
+READER = json_reader.record(
+    Costs,
+    seconds=json_reader.table(_seconds),
+    nbytes=json_reader.table(json_reader.NUMBER),
+    work=json_reader.table(json_reader.record(Work)),
+    pageable=lambda item, place: frozenset(json_reader.each(json_reader.TEXT)(item, place)),
+    issue=json_reader.table(json_reader.NUMBER),
+    replay=json_reader.record(Replay),
+    shares=json_reader.table(_seconds),
+)

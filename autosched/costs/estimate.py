@@ -37,7 +37,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes, quiet
@@ -107,17 +107,13 @@ def _learn(
     try:
         results, work[task.name] = _run(task, data)
     except Exception as error:
-        if _is_misfit(task, error):
+        # A torch function says that the sizes of its arguments do not fit.
+        is_own = task.fn is not None and _is_torch(task.fn)
+        if is_own and type(error) is RuntimeError and _SIZES.search(str(error)):
             raise GraphError(_misfit(task, data, error)) from error
         unknown[task.name] = _reason(error)
     else:
         data.update(results)
-
-
-def _is_misfit(task: Task, error: Exception) -> bool:
-    """Whether a torch function reported that the sizes of its arguments do not fit."""
-    own = task.fn is not None and _is_torch(task.fn)
-    return own and type(error) is RuntimeError and bool(_SIZES.search(str(error)))
 
 
 _SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
@@ -214,17 +210,6 @@ _LOOKUPS = operators("embedding gather index index_select")
 _OVERWRITES = operators("bernoulli_ copy_ exponential_ fill_ normal_ random_ uniform_ zero_")
 # Views that schemas do not mark, and uninitialised allocations.
 _FREE = operators("_unsafe_view empty empty_like empty_strided new_empty new_empty_strided")
-
-
-def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(
-    gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
-) -> int:
-    flops = sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
-    return int(flops)
 
 
 def _layer(times: int, attends: bool = False) -> Callable[..., int]:
@@ -344,8 +329,12 @@ _LAPACK: Mapping[str, Callable[..., int]] = {
 _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(
     flop_registry,
     {
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+            aten._scaled_dot_product_flash_attention
+        ],
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+            aten._scaled_dot_product_flash_attention_backward
+        ],
         **dict.fromkeys(operators("mkldnn_rnn_layer _cudnn_rnn miopen_rnn linear"), _layer(1)),
         **dict.fromkeys(
             operators("mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward"),

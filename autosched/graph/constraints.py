@@ -93,9 +93,8 @@ def released(graph: Graph, place: Mapping[str, str | None]) -> list[Bond]:
 
 def _fits(task: Task, pattern: str) -> bool:
     """Whether a pattern is or matches the name of a task, of its module, or of one of its parts."""
-    names = (task.name, task.origin.module)
-    is_named = any(name == pattern or (name and fnmatch.fnmatch(name, pattern)) for name in names)
-    return is_named or any(_fits(part, pattern) for part in task.parts)
+    names = chain(*((part.name, part.origin.module) for part in task.with_parts()))
+    return any(name == pattern or (name and fnmatch.fnmatch(name, pattern)) for name in names)
 
 
 def by_pattern(

@@ -307,8 +307,8 @@ def function_name(fn: Callable[..., Any] | None) -> str:
 
 def counts_in_memory(task: Any) -> bool:
     """Whether a task, or one that it was merged from, addresses memory beyond its argument."""
-    own = task.fn and function_name(task.fn) in COUNTS_IN_MEMORY
-    return bool(own) or any(map(counts_in_memory, task.parts))
+    names = (function_name(part.fn) for part in task.with_parts() if part.fn)
+    return any(name in COUNTS_IN_MEMORY for name in names)
 
 
 def is_uninitialized(fn: Any) -> bool:

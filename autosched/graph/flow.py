@@ -76,8 +76,19 @@ def offsets(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def starts(rows: Ints, count: int) -> Ints:
-    """Return the offsets of ``count`` rows, given the sorted row number of each entry."""
+    """Return the offsets of ``count`` rows, given the row number of each entry."""
     return offsets(np.bincount(rows, minlength=count))
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Return the offsets of rows, and the entries of all rows."""
+    at = offsets(list(map(len, rows)))
+    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
+
+
+def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
+    """Return the items of each key below ``count`` as a ragged table."""
+    return starts(key, count), item[np.argsort(key, kind="stable")]
 
 
 def rows_of(at: Ints) -> Ints:

@@ -159,6 +159,12 @@ class Task:
         """The tasks from which it was merged, with values of their original graph; else empty."""
         return self.composite.tasks if self.composite is not None else ()
 
+    def with_parts(self) -> Iterator[Task]:
+        """Yield this task, its parts, their parts, and so on."""
+        yield self
+        for part in self.parts:
+            yield from part.with_parts()
+
     @property
     def operators(self) -> tuple[str, ...]:
         """The names of the calls that a merged task consists of, without views; else empty."""

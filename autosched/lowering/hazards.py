@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.graph.flow import offsets, starts
+from autosched.graph.flow import grouped, ragged
 from autosched.graph.graph import Graph
 from autosched.graph.regions import Accesses, Region
 from autosched.problem import Problem
@@ -82,13 +81,7 @@ class Hazards:
     def ending(self, count: int) -> tuple[Ints, Ints]:
         """Return for each instruction the blocks that it uses last, as a ragged table."""
         last = np.maximum.reduceat(self.uses, self.uses_at[:-1]) if len(self.uses) else self.uses
-        return starts(last, count), np.argsort(last, kind="stable")
-
-
-def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return row offsets, and the entries of all rows in one array (CSR)."""
-    at = offsets(list(map(len, rows)))
-    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
+        return grouped(last, np.arange(len(last)), count)
 
 
 def owner_of(line: Instruction) -> Stream | None:

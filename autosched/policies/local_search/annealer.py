@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched._lib.jit import kernel
+from autosched.graph.flow import grouped
 from autosched.policies.base.kernels import Planning, copy_seconds, decode
 from autosched.policies.base.listing import Listed, Listing
-from autosched.problem import Tables, grouped
+from autosched.problem import Tables
 
 Progress = Callable[[float, float], None]  # of the part that is done, and the best makespan
 

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from autosched._lib.topological import best_order, topological_order
 from autosched.errors import ScheduleError
+from autosched.graph.flow import grouped
 from autosched.placement import Placement, Send
-from autosched.problem import Policy, Problem, grouped
+from autosched.problem import Policy, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
