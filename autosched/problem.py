@@ -151,14 +151,12 @@ class Constraints:
     resident: tuple[str, ...] = ()
 
 
-class _Tabulated(NamedTuple):
-    """The tables, and what they number."""
+class _Data(NamedTuple):
+    """The data in the order of their numbers, those that each task reads, and those copied back."""
 
-    names: Sequence[str]  # of data
-    versions: Sequence[int]  # of data
-    allowed: NDArray[np.bool_]  # [task, device], by constraints
-    finite: NDArray[np.bool_]  # [task, device], by costs
-    tables: Tables
+    uses: Sequence[Use]
+    reads: list[list[int]]
+    returned: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +192,6 @@ class Problem:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without tables."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
-
-    @cached_property
-    def _tabulated(self) -> _Tabulated:
-        return _tabulated(self)
 
     def constrained(self, **parts: Any) -> Problem:
         """Return the problem with other parts of its constraints."""
@@ -270,30 +264,34 @@ class Problem:
         confined.__dict__["confined"] = confined  # what it knows it need not find again
         return confined
 
-    @property
+    @cached_property
     def tables(self) -> Tables:
         """The problem as arrays."""
-        return self._tabulated.tables
+        return _tables(self)
 
-    @property
+    @cached_property
+    def _data(self) -> _Data:
+        return _data(self)
+
+    @cached_property
     def names(self) -> Sequence[str]:
         """The values of which data are versions."""
-        return self._tabulated.names
+        return [self.graph.values[use.value].name for use in self._data.uses]
 
-    @property
+    @cached_property
     def versions(self) -> Sequence[int]:
         """The versions of values that data are."""
-        return self._tabulated.versions
+        return [use.version for use in self._data.uses]
 
-    @property
+    @cached_property
     def allowed(self) -> NDArray[np.bool_]:
         """Where tasks may run by constraints, by [task, device]."""
-        return self._tabulated.allowed
+        return _allowed(self.choices.devices, self.machine)
 
-    @property
-    def finite(self) -> NDArray[np.bool_]:
-        """Where tasks may run by costs, by [task, device]."""
-        return self._tabulated.finite
+    @cached_property
+    def by_costs(self) -> Floats:
+        """The durations by [task, device] without constraints, infinite where costs are."""
+        return _seconds(self.graph, self.machine, self.costs)
 
     @cached_property
     def tasks(self) -> Sequence[str]:
@@ -324,11 +322,10 @@ class Problem:
         """Return a flat table as a matrix by [task, device]."""
         return table.reshape(self.allowed.shape)
 
-    @cached_property
+    @property
     def reads(self) -> list[list[int]]:
         """The data that each task reads."""
-        reads = self.lists.reads
-        return [reads[a:b] for a, b in pairwise(self.lists.reads_at)]
+        return self._data.reads
 
     @cached_property
     def before(self) -> list[list[int]]:
@@ -366,36 +363,27 @@ Policy = Callable[[Problem], Placement]
 
 
 @without_collecting()
-def _tabulated(problem: Problem) -> _Tabulated:
+def _tables(problem: Problem) -> Tables:
     """Return the tables of a problem. Raises ScheduleError for contradictory constraints."""
     graph = problem.graph
     machine = problem.machine
     costs = problem.costs
-    found = problem.choices
     count = len(machine.names)
-    allowed = _allowed(found.devices, machine)
-    seconds = _seconds(graph, machine, costs)
-    finite = np.isfinite(seconds)
-    seconds[~allowed] = np.inf
-    group = np.array(found.group, np.int64)
+    seconds = np.where(problem.allowed, problem.by_costs, np.inf)
+    group = np.array(problem.choices.group, np.int64)
     together = _together(seconds, group)
-    data, reads, returned = _reads(problem)
+    data, reads, returned = problem._data
     values = [graph.values[use.value] for use in data]
     makers = [
         graph.maker(use) if use.version else value.producer
         for use, value in zip(data, values, strict=True)
     ]
     number = {name: p for p, name in enumerate(machine.names)}
-    homes = [
-        number[problem.homes[value.index]] if maker is None else -1
-        for maker, value in zip(makers, values, strict=True)
-    ]
+    pairs = list(zip(makers, values, strict=True))
+    homes = [-1 if made is not None else number[problem.homes[v.index]] for made, v in pairs]
+    pageable = [made is None and value.name in costs.pageable for made, value in pairs]
+    maker = np.array([-1 if made is None else made for made in makers], np.int64)
     replay = costs.replay
-    pageable = [
-        maker is None and value.name in costs.pageable
-        for maker, value in zip(makers, values, strict=True)
-    ]
-    maker = np.array([-1 if maker is None else maker for maker in makers], np.int64)
     back = [number[problem.homes[values[datum].index]] for datum in returned]
     paths = _paths(machine, bool(costs.pageable))
     apart = np.flatnonzero(np.isinf(paths["latency"][: count * count]))
@@ -404,7 +392,7 @@ def _tabulated(problem: Problem) -> _Tabulated:
         raise ScheduleError(f"no link joins {one!r} and {other!r}, also not by way of others")
     before_at, before = ragged(_others(graph, reads, maker.tolist()))
     reads_at, flat_reads = ragged(reads)
-    tables = Tables(
+    return Tables(
         seconds=seconds.ravel(),
         together=together.ravel(),
         least=together.min(axis=1, initial=np.inf),
@@ -423,13 +411,6 @@ def _tabulated(problem: Problem) -> _Tabulated:
         returns=np.array(returned, np.int64),
         returns_to=np.array(back, np.int64),
         **paths,
-    )
-    return _Tabulated(
-        names=[value.name for value in values],
-        versions=[use.version for use in data],
-        allowed=allowed,
-        finite=finite,
-        tables=tables,
     )
 
 
@@ -498,8 +479,8 @@ def _together(seconds: Floats, group: Ints) -> Floats:
     return total[group]
 
 
-def _reads(problem: Problem) -> tuple[list[Use], list[list[int]], list[int]]:
-    """Number the data; return them, those that each task reads, and those that are copied back.
+def _data(problem: Problem) -> _Data:
+    """Number the data that tasks read, and those that are copied back.
 
     State that is kept on devices is no datum until it is written: it is wherever it is read. Nor
     are views of such state that no task writes.
@@ -526,7 +507,7 @@ def _reads(problem: Problem) -> tuple[list[Use], list[list[int]], list[int]]:
         for value in graph.sources
         if (last := graph.last_version(value.index)) and value.index not in kept
     ]
-    return list(number), reads, returned
+    return _Data(list(number), reads, returned)
 
 
 def _others(graph: Graph, reads: Rows, maker: Sequence[int]) -> Rows:
@@ -648,26 +629,29 @@ def _confined(problem: Problem) -> Problem:
     }
     for device in dict.fromkeys(wanted.values()):
         count.check(device, [graph.outputs[label] for label, at in wanted.items() if at == device])
-    needs = {
-        task.name: {device: count.needed(task, device) for device in machine.names}
+    tight = {
+        task.name: {d.name for d in machine.devices if count.needed(task, d.name) > d.nbytes}
         for task in graph.tasks
     }
-    tight = {
-        name: {p for p, needed in devices.items() if needed > machine.device(p).nbytes}
-        for name, devices in needs.items()
-    }
-    _check_groups(problem, needs, tight)
+    _check_groups(problem, count, tight)
     seconds = {
         name: {
-            device.name: math.inf
-            if device.name in tight[name]
-            else costs.task_seconds(graph.task(name), device)
-            for device in machine.devices
+            d.name: math.inf if d.name in devices else costs.task_seconds(graph.task(name), d)
+            for d in machine.devices
         }
-        for name in tight
-        if tight[name]
+        for name, devices in tight.items()
+        if devices
     }
     return replace(problem, costs=costs.override(seconds))
+
+
+def _able(problem: Problem, task: Task) -> list[str]:
+    """Return the devices on which a task may run, by constraints and by costs."""
+    return [
+        name
+        for name in problem.choices.devices[task.index]
+        if problem.costs.task_seconds(task, problem.machine.device(name)) < math.inf
+    ]
 
 
 def least_bytes(problem: Problem, devices: Collection[str]) -> float:
@@ -679,11 +663,7 @@ def least_bytes(problem: Problem, devices: Collection[str]) -> float:
     count = _Count(problem)
     found = [count.lives[name] for name in devices]
     for task in problem.graph.tasks:
-        able = [
-            name
-            for name in problem.choices.devices[task.index]
-            if problem.costs.task_seconds(task, problem.machine.device(name)) < math.inf
-        ]
+        able = _able(problem, task)
         if able and set(able) <= set(devices):
             found.append(min(count.needed(task, name) for name in able))
     return max(found, default=0.0)
@@ -720,54 +700,35 @@ class _Count:
         made = [use.value for use in task.outputs if self.graph.is_used(use.value)]
         return self.at_once(device, [*(use.value for use in task.reads), *made])
 
-    def check(self, device: str, outputs: Iterable[int]) -> None:
+    def check(self, device: str, outputs: Collection[int]) -> None:
         """Raise MemoryLimitError if the inputs and the wanted outputs of a device exceed it."""
-        outputs = list(outputs)
         needed = self.at_once(device, outputs)
         limit = self.machine.device(device).nbytes
         if needed > limit:
-            homes = [
-                self.graph.values[index].name
-                for index, where in self.home.items()
-                if where == device
-            ]
-            names = [*homes, *(self.graph.values[index].name for index in outputs)]
+            homes = [index for index, where in self.home.items() if where == device]
+            names = [self.graph.values[index].name for index in (*homes, *outputs)]
             raise MemoryLimitError(
                 f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once "
                 f"takes {needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
             )
 
 
-def _check_groups(
-    problem: Problem,
-    needs: Mapping[str, Mapping[str, float]],
-    tight: Mapping[str, set[str]],
-) -> None:
+def _check_groups(problem: Problem, count: _Count, tight: Mapping[str, set[str]]) -> None:
     """Raise MemoryLimitError if a task, or tasks that share a device, fit on no allowed device."""
-    graph = problem.graph
-    machine = problem.machine
-    costs = problem.costs
-    allowed = problem.choices
+    tasks = problem.graph.tasks
+    groups = problem.choices.group
     left: dict[int, list[str]] = {}
-    for task in graph.tasks:
-        group = allowed.group[task.index]
-        able = [
-            p
-            for p in allowed.devices[task.index]
-            if costs.task_seconds(task, machine.device(p)) < math.inf
-        ]
+    for task in tasks:
+        group = groups[task.index]
+        able = _able(problem, task)
         before = [p for p in left.get(group, able) if p in able]
         left[group] = [p for p in before if p not in tight[task.name]]
         if before and not left[group]:
             sizes = ", ".join(
-                f"{needs[task.name][p]:,.0f} B of {machine.device(p).nbytes:,.0f} B on {p}"
+                f"{count.needed(task, p):,.0f} B of {problem.machine.device(p).nbytes:,.0f} B on {p}"
                 for p in before
             )
-            others = [
-                other.name
-                for other in graph.tasks
-                if allowed.group[other.index] == group and other is not task
-            ]
+            others = [t.name for t in tasks if groups[t.index] == group and t is not task]
             raise MemoryLimitError(
                 f"task {task.name!r} fits on no device where it may run: with its arguments, its "
                 f"results and the inputs that live there it takes {sizes}"

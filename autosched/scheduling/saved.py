@@ -134,7 +134,7 @@ def to_text(saved: Saved) -> str:
     if saved.program.in_flight > 1:
         document["in_flight"] = saved.program.in_flight
     if saved.placement.copies:
-        document["copies"] = [_described(send) for send in saved.placement.copies]
+        document["copies"] = [send._asdict() for send in saved.placement.copies]
     if saved.placement.streams is not None:
         document["streams"] = saved.placement.streams
     text = json.dumps(document, indent=2) + "\n"
@@ -145,11 +145,6 @@ def to_text(saved: Saved) -> str:
 
 
 # ---- reading
-
-
-def _described(send: Send) -> dict[str, Any]:
-    """Return the fields of a copy, without a source that is not given."""
-    return {name: item for name, item in send._asdict().items() if item is not None}
 
 
 def from_text(text: str) -> Saved:
@@ -205,9 +200,10 @@ _backend = one(
     f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
 )
 
+_source = one("the name of a device, or null", lambda item: item is None or is_device(item))
 _version = one("a version: 0 or more", lambda n: is_whole(n) and n >= 0)
 
-_SEND = {"value": TEXT, "version": _version, "device": _name, "before": TEXT, "source": _name}
+_SEND = {"value": TEXT, "version": _version, "device": _name, "before": TEXT, "source": _source}
 _OPTIONAL = ["copies", "streams", "in_flight"]
 _DOCUMENT = {
     "format": _format,

@@ -37,10 +37,11 @@ class Possible:
         everywhere = tuple(range(len(problem.devices)))
         self._devices: list[tuple[int, ...]] = [everywhere] * len(problem.tasks)  # by group
         finite = "its seconds, or those of what shares its memory, are finite on"
-        limited = ~(problem.allowed & problem.finite).all(axis=1)
+        is_finite = np.isfinite(problem.by_costs)
+        limited = ~(problem.allowed & is_finite).all(axis=1)
         for task in np.flatnonzero(limited).tolist():
             self._narrow(task, problem.allowed[task], "it must run on")
-            self._narrow(task, problem.finite[task], finite)
+            self._narrow(task, is_finite[task], finite)
 
     def devices(self, task: int) -> tuple[int, ...]:
         """Return the devices that a task may still be placed on, in the machine's order.
