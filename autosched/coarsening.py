@@ -19,12 +19,12 @@ from typing import Any, Literal, TypeVar, cast
 from autosched._lib.topological import topological_order
 from autosched.codegen.composite import Composite
 from autosched.errors import GraphError
-from autosched.graph.constraints import by_value, released
+from autosched.graph.constraints import Bond, by_value, released
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph
 from autosched.graph.including import Copying
 from autosched.graph.task import Origin, Seconds, Task
-from autosched.placement import Placement
+from autosched.placement import Placement, joined
 
 G = TypeVar("G", bound=Graph)
 
@@ -484,20 +484,19 @@ def _devices(graph: Graph, bound: Mapping[str, str]) -> list[str | None]:
     kept = released(graph, bound) if bound else graph.kept_together
     if not kept:
         return own
-    import networkx
-
     bonds = by_value(tuple(graph.values[value].root for value in values) for values in kept)
-    ties: networkx.Graph[Any] = networkx.Graph()
+    first: dict[Bond, int] = {}
+    ties: list[tuple[int, int]] = []
     for task in graph.tasks:
         roots = {graph.values[use.value].root for use in (*task.changes, *task.outputs)}
         some = [bond for root in roots if not task.view for bond in bonds.get(root, ())]
-        ties.add_edges_from((task.index, bond) for bond in some)
-    for members in networkx.connected_components(ties):
-        tied = sorted(item for item in members if isinstance(item, int))
-        device = next((own[i] for i in tied if own[i] is not None), None)
-        for i in tied:
-            own[i] = device if own[i] is None else own[i]
-    return own
+        ties += [(first.setdefault(bond, task.index), task.index) for bond in some]
+    group = joined(len(own), ties)
+    device: dict[int, str] = {}
+    for i, at in enumerate(own):
+        if at is not None:
+            device.setdefault(group[i], at)
+    return [at or device.get(group[i]) for i, at in enumerate(own)]
 
 
 def _reshapes(task: Task) -> bool:

@@ -95,7 +95,7 @@ def choices(problem: Problem, homes: Mapping[int, str]) -> Choices:
     ordered = list(_ordered(graph)) if several else []
     if graph.is_plain and not ordered and not any(problem.bound):
         return Choices([machine.computing] * count, list(range(count)), open=not machine.storage)
-    group = _joined(count, _pairs(problem))
+    group = joined(count, _pairs(problem))
     pinned: dict[int, tuple[str, str, int]] = {}
     for index, device, why in _pins(problem, homes):
         machine.device(device)
@@ -116,7 +116,7 @@ def choices(problem: Problem, homes: Mapping[int, str]) -> Choices:
     return Choices([where.get(g, machine.computing) for g in group], group)
 
 
-def _joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
     """Return for each of so many numbers the least with which pairs connect it."""
     parent = list(range(count))
 
@@ -154,7 +154,7 @@ def _in_ranks(
     Return the groups, and the devices of some of them. If one of these tasks has to be on a device,
     the others must be on its rank; else all of them share a device.
     """
-    whole = _joined(len(group), ((group[one], group[other]) for one, other in ordered))
+    whole = joined(len(group), ((group[one], group[other]) for one, other in ordered))
     ranks = machine.ranks
     first: dict[int, int] = {}
     for g, (device, *_) in pinned.items():
@@ -175,21 +175,11 @@ def _in_ranks(
 
 def _writers_between(problem: Problem, first: int, last: int) -> str:
     """Describe the in-place writes that connect two tasks (indices), along a shortest path."""
-    tied: dict[int, list[int]] = {}
-    for one, other in _pairs(problem):
-        tied.setdefault(one, []).append(other)
-        tied.setdefault(other, []).append(one)
-    reached: dict[int, int] = {first: first}
-    for index in (queue := [first]):
-        for other in tied.get(index, ()):
-            if other not in reached:
-                reached[other] = index
-                queue.append(other)
-    path = [last]
-    while path[-1] != first and path[-1] in reached:
-        path.append(reached[path[-1]])
-    tasks = [problem.graph.tasks[index] for index in reversed(path)]
-    writers = [task for task in tasks if task.writes]
+    import networkx
+
+    ties: networkx.Graph[int] = networkx.Graph([*_pairs(problem), (first, first)])
+    path = networkx.shortest_path(ties, first, last)
+    writers = [task for task in map(problem.graph.tasks.__getitem__, path) if task.writes]
     if not writers:
         return ""
     names = ", ".join(f"{task.name!r} at {task.source}" for task in writers[:_MOST_WRITERS])

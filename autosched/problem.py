@@ -250,6 +250,12 @@ class Problem:
         nbytes = self.costs.value_nbytes
         return sum(nbytes(v) * (1 + graph.last_version(v.index)) for v in graph.values) > least
 
+    @property
+    def has_sharing(self) -> bool:
+        """Whether tasks on several streams of a device, or of one GPU, take it from each other."""
+        machine = self.machine
+        return machine.contention and self.costs.has_sharing(machine.devices)
+
     @cached_property
     def confined(self) -> Problem:
         """The problem with infinite seconds where a task alone exceeds the memory of a device.

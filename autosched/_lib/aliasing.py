@@ -14,6 +14,7 @@ from itertools import pairwise
 from operator import ne
 from typing import Any, NamedTuple
 
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten
 
 
@@ -62,10 +63,8 @@ def extents(tree: Any) -> Iterator[Extent]:
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             storage = leaf.untyped_storage().data_ptr()
             if storage and leaf.numel():
-                dimensions = zip(leaf.shape, leaf.stride(), strict=True)
-                span = 1 + sum((n - 1) * stride for n, stride in dimensions)
                 first = leaf.data_ptr()
-                yield Extent(first, first + span * leaf.element_size(), storage, leaf)
+                yield Extent(first, first + span(leaf) * leaf.element_size(), storage, leaf)
 
 
 def first_meeting(

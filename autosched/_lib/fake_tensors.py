@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 
+from autosched._lib.copying import span
 from autosched._lib.recent import Recent
 from autosched._lib.tree import flatten, transform
 
@@ -168,8 +169,7 @@ def _real(leaf: Any, number: int) -> Any:
         return 1.0
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    memory = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device)
+    memory = torch.full((span(leaf),), number, dtype=leaf.dtype, device=leaf.device)
     made = memory.as_strided(leaf.shape, leaf.stride())
     made = made.conj() if leaf.is_conj() else made
     return made._neg_view() if leaf.is_neg() else made

@@ -74,7 +74,7 @@ def bounds(problem: Problem) -> dict[str, float]:
         "interval": interval(relaxed, head, tail, max(path, work)),
         "copies": copies(relaxed),
     }
-    if _is_whole(problem) and not _is_shared(problem):
+    if _is_whole(problem) and not problem.has_sharing:
         found = {name: _next_whole(seconds) for name, seconds in found.items()}
     return {**found, "host": host(relaxed)}
 
@@ -91,15 +91,10 @@ def exceeds(problem: Problem, seconds: float) -> bool:
 
 def _work(relaxed: Relaxation) -> float:
     work = shared(gathered(relaxed.seconds, relaxed.group), relaxed.streams)
-    if not _is_shared(relaxed.problem):
+    if not relaxed.problem.has_sharing:
         return work
     busy = _busy(relaxed)
     return max(work, shared(gathered(busy, relaxed.group), np.ones(busy.shape[1], np.int64)))
-
-
-def _is_shared(problem: Problem) -> bool:
-    machine = problem.machine
-    return machine.contention and problem.costs.has_sharing(machine.devices)
 
 
 def _busy(relaxed: Relaxation) -> Array:

@@ -329,7 +329,7 @@ def _add_node(
     ]
     sizes = [facts.get("nbytes"), *(dag.edges[node, n]["nbytes"] for n in parts)]
     for n, nbytes in zip(parts, sizes[1:], strict=True):
-        check_costs(f"{node}->{n}", None, nbytes)
+        check_costs(f"edge {node!r} -> {n!r}", None, nbytes)
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
     result = graph.add_task(
         facts.get("fn"),

@@ -196,11 +196,7 @@ class Recorder:
         inputs={name: device})``, else on the host. Raises GraphError for invalid sizes, and for
         names that are taken.
         """
-        if nbytes is not None and not is_number(nbytes):
-            raise GraphError(
-                f"nbytes of input {name!r} must be a number, 0 or more, and finite, "
-                f"got {shown(nbytes)}"
-            )
+        check_costs(f"input {name!r}", None, nbytes)
         return self._add_value(self.check_free(name), home=self.device, nbytes=nbytes)
 
     def inputs(self, *names: str) -> tuple[Value, ...]:
@@ -463,7 +459,7 @@ class Recorder:
         if not count:  # a task without results shares no memory
             aliases = None
             view = False
-        check_costs(label, seconds, nbytes)
+        check_costs(f"task {label!r}", seconds, nbytes)
         device = None if view else self.device if on is None else check_device(on)
         state, random = self._shared_state(fn, leaves, composite, random, device)
         earlier = [self._task_index(item) for item in after]
@@ -778,15 +774,13 @@ def check_runs(device: Any) -> str:
     return name
 
 
-def check_costs(label: str, seconds: Any, nbytes: Any) -> None:
-    """Raise GraphError unless the given costs of a task are valid."""
+def check_costs(what: str, seconds: Any, nbytes: Any) -> None:
+    """Raise GraphError unless the given costs of a task or an input are valid."""
     for number in no_seconds(0 if seconds is None else seconds):
-        raise GraphError(
-            f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}"
-        )
+        raise GraphError(f"seconds of {what} must be numbers, 0 or more, got {shown(number)}")
     if nbytes is not None and not is_number(nbytes):
         raise GraphError(
-            f"nbytes of task {label!r} must be a number, 0 or more, and finite, got {shown(nbytes)}"
+            f"nbytes of {what} must be a number, 0 or more, and finite, got {shown(nbytes)}"
         )
 
 

@@ -31,6 +31,7 @@ NETWORKS: Mapping[str, tuple[float, float]] = {
     "infiniband200": (20e9, 2e-5),
     "infiniband400": (40e9, 2e-5),
 }
+_STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,25 @@ class Device:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", device_name(self.name))
         object.__setattr__(self, "physical", device_name(self.physical))
-        _check_device(self)
+        if not is_device(self.name):
+            what = "a device is named as in torch, 'cpu' or 'cuda:0'"
+            raise MachineError(f"{what}, got {self.name!r}")
+        most = 1024 if self.kind == "cpu" else 1 if self.is_storage else _STREAMS
+        if not is_whole(self.streams) or not 1 <= self.streams <= most:
+            raise MachineError(
+                f"device {self.name!r} has {shown(self.streams)} streams; 1 to {most} are possible"
+            )
+        _check_numbers(self, "flops_per_second", "bytes_per_second", "nbytes", is_above_0=True)
+        _check_numbers(self, "launch_seconds", "issue_seconds", "event_seconds")
+        is_rank = is_whole(self.rank) and (self.rank or 0) >= 0
+        for name, fits, what in (
+            ("physical", is_device(self.physical), "as 'cuda:0'"),
+            ("rank", is_rank, "a whole number, 0 or more,"),
+            ("host", isinstance(self.host, str), "a name"),
+        ):
+            if (given := getattr(self, name)) is not None and not fits:
+                wanted = f"{name} of device {self.name!r} must be {what} or None"
+                raise MachineError(f"{wanted}, got {shown(given)}")
 
     @property
     def kind(self) -> str:
@@ -128,7 +147,14 @@ class Link:
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", device_name(self.source))
         object.__setattr__(self, "destination", device_name(self.destination))
-        _check_link(self)
+        _check_numbers(self, "bytes_per_second", is_above_0=True)
+        _check_numbers(self, "latency")
+        if self.pageable_bytes_per_second is not None:
+            _check_numbers(self, "pageable_bytes_per_second", is_above_0=True)
+            if self.pageable_bytes_per_second > self.bytes_per_second:
+                raise MachineError(
+                    f"pageable_bytes_per_second of {shown(self)} must be at most bytes_per_second"
+                )
 
     def seconds(self, nbytes: float, pageable: bool = False) -> float:
         """Return the seconds of a copy, from or to ``pageable`` host memory or other memory."""
@@ -159,54 +185,14 @@ def link_line(link: Link) -> str:
     return f"{link.source} <-> {link.destination}: {_rates(link)}{pageable}"
 
 
-_STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
-
-
-def _check_device(device: Device) -> None:
-    """Raise MachineError for an invalid device."""
-    if not is_device(device.name):
-        raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
-    most = 1024 if device.kind == "cpu" else 1 if device.is_storage else _STREAMS
-    if not is_whole(device.streams) or not 1 <= device.streams <= most:
-        raise MachineError(
-            f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible"
-        )
-    _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
-    _not_negative(device, "launch_seconds", "issue_seconds", "event_seconds")
-    for name, fits, what in (
-        ("physical", is_device(device.physical), "as 'cuda:0'"),
-        ("rank", is_whole(device.rank) and (device.rank or 0) >= 0, "a whole number, 0 or more,"),
-        ("host", isinstance(device.host, str), "a name"),
-    ):
-        if (given := getattr(device, name)) is not None and not fits:
-            wanted = f"{name} of device {device.name!r} must be {what} or None"
-            raise MachineError(f"{wanted}, got {shown(given)}")
-
-
-def _check_link(link: Link) -> None:
-    """Raise MachineError for invalid rates and latencies."""
-    _positive(link, "bytes_per_second")
-    _not_negative(link, "latency")
-    if link.pageable_bytes_per_second is not None:
-        _positive(link, "pageable_bytes_per_second")
-        if link.pageable_bytes_per_second > link.bytes_per_second:
-            raise MachineError(
-                f"pageable_bytes_per_second of {shown(link)} must be at most bytes_per_second"
-            )
-
-
-def _positive(item: Device | Link, *names: str) -> None:
+def _check_numbers(item: Device | Link, *names: str, is_above_0: bool = False) -> None:
+    """Raise MachineError unless these are numbers, 0 or more; or above 0, and perhaps infinite."""
     for name in names:
-        value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not is_number(value, infinite=True) or value == 0:
-            raise MachineError(f"{name} of {shown(item)} must be a number above 0")
-
-
-def _not_negative(item: Device | Link, *names: str) -> None:
-    for name in names:
-        value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not is_number(value):
-            raise MachineError(f"{name} of {shown(item)} must be a number, 0 or more")
+        number = getattr(item, name)
+        fits = isinstance(number, (int, float)) and is_number(number, infinite=is_above_0)
+        if not fits or (is_above_0 and number == 0):
+            what = "a number above 0" if is_above_0 else "a number, 0 or more"
+            raise MachineError(f"{name} of {shown(item)} must be {what}")
 
 
 def _figure(number: float) -> str:

@@ -137,7 +137,12 @@ class Machine:
         given = tuple(devices)
         if imagined is None:
             imagined = any(getattr(device, "imagined", False) for device in given)
-        marked = tuple(_marked(device, imagined) for device in given)
+        marked = tuple(
+            replace(device, imagined=imagined)
+            if getattr(device, "imagined", imagined) != imagined
+            else device
+            for device in given
+        )
         parts = {"devices": marked, "links": tuple(links), "contention": contention}
         for name, part in (parts | {"imagined": imagined, "network": network}).items():
             object.__setattr__(self, name, part)
@@ -544,13 +549,6 @@ class Machine:
                     f"storage device {name!r} must be linked to the host, {self.host!r}, alone; "
                     f"it is linked to {listed(sorted(ends))}"
                 )
-
-
-def _marked(device: Device, imagined: bool) -> Device:
-    """Return a device with this mark; anything else unchanged."""
-    if not isinstance(device, Device) or device.imagined == imagined:
-        return device
-    return replace(device, imagined=imagined)
 
 
 def _check_count(name: str, count: Any, least: int = 0) -> None:

@@ -404,10 +404,9 @@ def _best(problem: Problem, policies: Iterable[Policy]) -> Plan:
     """
     frugal = (single, least_memory) if problem.is_limited else ()
     limits = stream_limits(problem)
-    machine = problem.machine
-    if machine.contention and problem.costs.has_sharing(machine.devices):
+    if problem.has_sharing:
         # Policies count on each stream doing what the device can do.
-        one = dataclasses.replace(problem.confined, machine=machine.with_one_stream)
+        one = dataclasses.replace(problem.confined, machine=problem.machine.with_one_stream)
         policies = (*policies, *of_problem(one, candidates(problem)))
     tried: list[Placement] = []
     plan = best_plan(problem, (*policies, *frugal), limits, tried)
