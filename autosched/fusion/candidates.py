@@ -8,7 +8,7 @@ as dependencies allow. ``autosched.coarsening`` splits groups that would create 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
@@ -46,9 +46,12 @@ _MAY_BE_UNDEFINED = {"mkldnn_rnn_layer"}.union(
     for name in dir(torch.ops.aten)
     if name.endswith("_backward") and any(kind in name for kind in ("rnn", "lstm", "gru"))
 )
-
-# Inductor's C++ for this one gives the wrong types to functions of double precision.
-_NOT_COMPILED = frozenset({"frexp"})
+_REFUSED = {
+    **dict.fromkeys(_SUMS, "adds numbers in an order that varies, if compiled"),
+    **dict.fromkeys(_MAY_BE_UNDEFINED, "may leave results undefined"),
+    # Inductor's C++ gives the wrong types to its functions of double precision.
+    "frexp": "has no C++ that compiles in double precision",
+}
 
 # One of these makes an operator that writes traceable without data.
 _META = (
@@ -138,12 +141,8 @@ def _reason(task: Task, device: str | None, sizes_known: bool) -> str | None:
         return f"uses the state of {type(task.shared[0]).__name__}"
     if device == HOST and isinstance(task.fn, FunctionType):
         return "is a Python function that is bound to the host"
-    if _is_one_of(task, _SUMS):
-        return "adds numbers in an order that varies, if compiled"
-    if _is_one_of(task, _MAY_BE_UNDEFINED):
-        return "may leave results undefined"
-    if _is_one_of(task, _NOT_COMPILED):
-        return "has no C++ that compiles in double precision"
+    if (name := _name(task.fn)) in _REFUSED:
+        return _REFUSED[name]
     if isinstance(task.fn, OpOverload) and task.fn is not READ_NUMBER:
         if task.fn._schema.is_mutable and not any(map(task.fn.has_kernel_for_dispatch_key, _META)):
             return "has no kernel for tensors without data"
@@ -157,13 +156,9 @@ def _reason(task: Task, device: str | None, sizes_known: bool) -> str | None:
 
 def _writes_lists(fn: OpOverload[Any, Any]) -> bool:
     """Whether an operator that cannot be rewritten writes to lists of tensors, as in optimizers."""
-    written = [arg.type for arg in fn._schema.arguments if _is_written(arg)]
+    lists = [arg for arg in fn._schema.arguments if isinstance(arg.type, torch.ListType)]
     is_each = fn._schema.name.startswith("aten::_foreach_")
-    return not is_each and any(isinstance(kind, torch.ListType) for kind in written)
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+    return not is_each and any(arg.alias_info and arg.alias_info.is_write for arg in lists)
 
 
 def _refuses_number(task: Task, numbers: Container[int]) -> str | None:
@@ -188,11 +183,6 @@ def _name(fn: Any) -> str | None:
         return None
     module = getattr(fn, "__module__", None) or getattr(fn, "__objclass__", fn).__module__
     return fn.__name__ if str(module).startswith("torch") else None
-
-
-def _is_one_of(task: Task, names: Collection[str]) -> bool:
-    """Whether a task calls an operator of one of these names."""
-    return _name(task.fn) in names
 
 
 def by_device(

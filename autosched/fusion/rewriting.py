@@ -58,7 +58,7 @@ class Rewriter(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the results of a call."""
         if target is READ_NUMBER:
-            return _Number(args[0].to(_number_dtype(self._expected)))
+            return _Number(args[0].to(kind_of(self._expected)[1]))
         if not isinstance(target, OpOverload):
             return _computed(target, args, kwargs, self._expected)
         if target._schema.name.startswith(f"aten::{_FOREACH}"):
@@ -133,10 +133,16 @@ def takes_number(name: str) -> bool:
     return packet in _FACTORS or packet in _FILLS or packet in _WITH_TENSORS
 
 
-def _number_dtype(number: Any) -> torch.dtype:
-    if isinstance(number, (float, torch.SymFloat)):
-        return torch.float64
-    return torch.bool if isinstance(number, (bool, torch.SymBool)) else torch.int64
+def kind_of(number: Any) -> tuple[type, torch.dtype]:
+    """Return the type of a number, and the dtype of a tensor that holds it."""
+    for kind, symbol, dtype in (
+        (bool, torch.SymBool, torch.bool),
+        (int, torch.SymInt, torch.int64),
+        (float, torch.SymFloat, torch.float64),
+    ):
+        if isinstance(number, (kind, symbol)):
+            return kind, dtype
+    raise TypeError(f"a result is a {type(number).__name__}, neither a tensor nor a number")
 
 
 def _has_numbers(*arguments: Any) -> bool:
@@ -149,7 +155,7 @@ def _computed(
     """Call a function of Python; compute a number from others as Python does."""
     if not _has_numbers(args, kwargs):
         return target(*args, **kwargs)
-    dtype = _number_dtype(number)
+    _, dtype = kind_of(number)
     function = _PYTHON.get(target)
     if function is None or kwargs or dtype is torch.bool:
         name = getattr(target, "__name__", str(target))
@@ -338,22 +344,6 @@ def _scaled(x: Any, factor: Any) -> Any:
     return x if not isinstance(factor, Tensor) and factor == 1 else x * factor
 
 
-def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
-    return x + _scaled(y, alpha)
-
-
-def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
-    return x - _scaled(y, alpha)
-
-
-def _addcmul(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
-    return x + _scaled(y, value) * z
-
-
-def _addcdiv(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
-    return x + _scaled(y, value) / z
-
-
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
     near = start + (end - start) * weight
     far = end - (end - start) * (1 - weight)
@@ -363,9 +353,9 @@ def _lerp(start: Any, end: Any, weight: Any) -> Any:
 
 
 _FACTORS: dict[Any, Callable[..., Any]] = {
-    aten.add: _add,
-    aten.sub: _sub,
-    aten.addcmul: _addcmul,
-    aten.addcdiv: _addcdiv,
+    aten.add: lambda x, y, alpha=1: x + _scaled(y, alpha),
+    aten.sub: lambda x, y, alpha=1: x - _scaled(y, alpha),
+    aten.addcmul: lambda x, y, z, value=1: x + _scaled(y, value) * z,
+    aten.addcdiv: lambda x, y, z, value=1: x + _scaled(y, value) / z,
     aten.lerp: _lerp,
 }

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes, quiet
 from autosched._lib.tree import flatten
-from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, rewrites
+from autosched.fusion.rewriting import READ_NUMBER, ChannelsLast, Rewriter, kind_of, rewrites
 from autosched.graph.effects import effects_of
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ def trace(
         numbers.clear()
         for i, item in enumerate(made):
             if not isinstance(item, torch.Tensor):
-                numbers[i], dtype = _kind(item)
+                numbers[i], dtype = kind_of(item)
                 made[i] = torch.scalar_tensor(item, dtype=dtype)
         return made
 
@@ -128,18 +128,6 @@ def _check(graph: torch.fx.GraphModule, read: bool = True) -> None:
             raise NotTraceableError(why)
         if node.target is READ_NUMBER and not read:
             raise NotTraceableError("an operator needs a number that is read from a tensor")
-
-
-def _kind(item: Any) -> tuple[type, torch.dtype]:
-    """Return the type of a number, and the dtype of a tensor that holds it."""
-    for kind, symbol, dtype in (
-        (bool, torch.SymBool, torch.bool),
-        (int, torch.SymInt, torch.int64),
-        (float, torch.SymFloat, torch.float64),
-    ):
-        if isinstance(item, (kind, symbol)):
-            return kind, dtype
-    raise TypeError(f"a result is a {type(item).__name__}, neither a tensor nor a number")
 
 
 def _layout(result: torch.Tensor, dtype: torch.dtype) -> tuple[Sequence[int], int]:
