@@ -131,21 +131,16 @@ def _best_within(
     objective: Objective,
 ) -> Schedule | None:
     """Return the best plan by a policy on the same machine with at most as much memory."""
-    free = _without_limits(machine)
     found = [
         replace(made, problem=replace(made.problem, machine=machine))
         for (_, policy), made in plans.items()
         if policy == label
-        and _without_limits(made.machine) == free
+        and made.machine.unlimited == machine.unlimited
         and all(
             a.nbytes <= b.nbytes for a, b in zip(made.machine.devices, machine.devices, strict=True)
         )
     ]
     return min(found, key=lambda made: getattr(made, objective), default=None)
-
-
-def _without_limits(machine: Machine) -> Machine:
-    return replace(machine, devices=tuple(replace(d, nbytes=math.inf) for d in machine.devices))
 
 
 def _row(

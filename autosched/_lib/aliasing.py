@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import ne
 from typing import Any, NamedTuple
 
 from autosched._lib.copying import span
 from autosched._lib.tree import flatten
+from autosched.errors import HazardError
 
 
 class Extent(NamedTuple):
@@ -90,6 +91,20 @@ def first_meeting(
             if matters(owner, other) and extent.meets(later):
                 return (owner, other) if i < j else (other, owner)
     return None
+
+
+def check_written(
+    given: Mapping[str, Any],
+    written: Container[str],
+    matters: Callable[[str, str], bool],
+    cure: str,
+) -> None:
+    """Raise HazardError if two of these overlap that matter, of which one is written in place."""
+    owned = [(name, extent) for name, item in given.items() for extent in extents(item)]
+    if (pair := first_meeting(owned, matters)) is not None:
+        a, b = pair
+        one = a if a in written else b
+        raise HazardError(f"{a!r} and {b!r} share memory, and {one!r} is written in place{cure}")
 
 
 def are_apart(items: Iterable[Any]) -> bool:

@@ -203,16 +203,12 @@ def quiet() -> Iterator[None]:
     The error that follows contains the same information in one line.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    drop = _Drop()
-    logger.addFilter(drop)
+
+    def is_other(record: logging.LogRecord) -> bool:  # one per use, so that uses may overlap
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(drop)
-
-
-class _Drop(logging.Filter):
-    """Drops log messages about failed operators; one per use, so that uses may overlap."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("failed while attempting to run meta")
+        logger.removeFilter(is_other)

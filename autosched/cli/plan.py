@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autosched._lib.text import amount, duration, table
@@ -86,7 +86,6 @@ def rows_of(ways: Mapping[str, _Way], machine: Machine) -> Iterator[Row]:
     (True, 8.0, 1.0)
     """
     gpus = machine.accelerators
-    free = tuple(replace(device, nbytes=float("inf")) for device in machine.devices)
     if len(gpus) == 1 and "data parallel" in ways:
         ways = {"alone": ways["data parallel"]}
     for how, make in ways.items():
@@ -94,7 +93,7 @@ def rows_of(ways: Mapping[str, _Way], machine: Machine) -> Iterator[Row]:
             try:
                 made, why = make(machine), ""
             except ScheduleError as error:
-                made, why = make(replace(machine, devices=free)), f"does not fit: {error}"
+                made, why = make(machine.unlimited), f"does not fit: {error}"
         except AutoschedError as error:
             yield Row(len(gpus), how, False, error=str(error))
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autosched._lib.aliasing import are_apart, extents, first_meeting
+from autosched._lib.aliasing import are_apart, check_written
 from autosched.errors import HazardError, ScheduleError, shown
 from autosched.frontends.captured import Captured
 from autosched.frontends.random_state import add_state
@@ -59,16 +59,12 @@ class Ends:
     def _check_apart(self, inputs: Mapping[str, Any]) -> None:
         if not self.written or are_apart(inputs.values()):
             return
-        owned = [(name, extent) for name, item in inputs.items() for extent in extents(item)]
-        pair = first_meeting(
-            owned, lambda a, b: a != b and not self.written.keys().isdisjoint((a, b))
-        )
-        if pair is not None:
-            a, b = pair
-            raise HazardError(
-                f"{a!r} and {b!r} share memory, and {(a if a in self.written else b)!r} is written "
-                "in place, perhaps on another rank; pass a clone"
-            )
+
+        def matters(a: str, b: str) -> bool:
+            return a != b and not self.written.keys().isdisjoint((a, b))
+
+        cure = ", perhaps on another rank; pass a clone"
+        check_written(inputs, self.written, matters, cure)
 
     def collect(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs by their own names, and write what other ranks wrote."""

@@ -167,10 +167,7 @@ def own_share(gpus: int | None, cpu_streams: int) -> Machine:
     each = max(1, count // size) if gpus is None else gpus
     whole = Machine.local(each * size, cpu_streams)
     own = whole.accelerators[here * each : (here + 1) * each]
-    devices = [device for device in whole.devices if device.kind == "cpu" or device.name in own]
-    names = {device.name for device in devices}
-    links = [link for link in whole.links if {link.source, link.destination} <= names]
-    return Machine(devices, links)
+    return whole.part({whole.host, *own})
 
 
 def described(machine: Machine) -> dict[str, Any]:

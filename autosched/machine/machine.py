@@ -14,7 +14,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -306,18 +306,29 @@ class Machine:
         """
         if not is_number(nbytes) or nbytes == 0:
             raise MachineError(f"memory must be bytes above 0, such as 24e9, got {shown(nbytes)}")
-        return replace(
-            self,
-            devices=tuple(
-                replace(d, nbytes=min(d.nbytes, float(nbytes))) if d.is_accelerator else d
-                for d in self.devices
-            ),
+        return self.with_devices(
+            lambda d: replace(d, nbytes=min(d.nbytes, float(nbytes))) if d.is_accelerator else d
         )
+
+    @cached_property
+    def unlimited(self) -> Machine:
+        """The machine with memory for everything on each device."""
+        return self.with_devices(lambda device: replace(device, nbytes=math.inf))
 
     @cached_property
     def with_one_stream(self) -> Machine:
         """The machine with one compute stream on each device."""
-        return replace(self, devices=tuple(replace(d, streams=1) for d in self.devices))
+        return self.with_devices(lambda device: replace(device, streams=1))
+
+    def with_devices(self, change: Callable[[Device], Device]) -> Machine:
+        """Return this machine with each device as ``change`` returns it."""
+        return replace(self, devices=tuple(map(change, self.devices)))
+
+    def part(self, names: Container[str]) -> Machine:
+        """Return the machine of these devices, and of the links between them."""
+        links = [k for k in self.links if k.source in names and k.destination in names]
+        devices = [device for device in self.devices if device.name in names]
+        return replace(self, devices=tuple(devices), links=tuple(links))
 
     # ---- queries
 

@@ -263,9 +263,7 @@ def measure_storage(
     line = fitted(seconds)
     if line is None:
         raise MachineError(f"file {where!r} of {size:,} B is too small to measure its device")
-    others = tuple(device for device in machine.devices if device.name != name)
-    links = tuple(link for link in machine.links if name not in (link.source, link.destination))
-    return replace(machine, devices=others, links=links).with_storage(*line, name=name)
+    return machine.part({*machine.names} - {name}).with_storage(*line, name=name)
 
 
 def _read(path: str, nbytes: int, size: int, number: int, pinned: bool) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -108,12 +107,6 @@ def torch_device(machine: Machine, device: str) -> str | None:
     """Return the torch device of a machine's device; None if it is the CPU, or emulated on it."""
     found = machine.device(device)
     return None if machine.imagined or found.kind == "cpu" else found.physical or device
-
-
-def unlimited(machine: Machine) -> Machine:
-    """Return a machine whose devices have memory for everything."""
-    devices = (replace(device, nbytes=math.inf) for device in machine.devices)
-    return replace(machine, devices=tuple(devices))
 
 
 @dataclass(frozen=True)
@@ -354,7 +347,7 @@ class Training:
         fuse = options.pop("fuse", False)
         built = build(replace(spec.apart() if limited else spec, max_norm=self.max_norm))
         self._check_memory(built)
-        machine = self.machine if limited else unlimited(self.machine)
+        machine = self.machine if limited else self.machine.unlimited
         policy = in_order(built.sequences)
         made = autosched.schedule(built.graph, machine, policy=policy, **options)
         if limited or self.fits(made):

@@ -70,10 +70,7 @@ def fewer_devices(problem: Problem) -> Iterator[Problem]:
     free = [name for name in machine.names if name not in kept] if not machine.ranks else []
     for count in reversed(range(len(free))):
         if count <= _EACH or not count & (count - 1):
-            names = kept.union(free[:count])
-            devices = tuple(device for device in machine.devices if device.name in names)
-            links = tuple(k for k in machine.links if {k.source, k.destination} <= names)
-            smaller = replace(machine, devices=devices, links=links)
+            smaller = machine.part(kept.union(free[:count]))
             if all(n == smaller.host or smaller.route(smaller.host, n) for n in smaller.names):
                 yield replace(problem, machine=smaller)
 
@@ -106,9 +103,9 @@ def of_problem(problem: Problem, policies: Iterable[Policy]) -> Iterator[Policy]
     return map(on, policies)
 
 
-def _bound(problem: Problem) -> set[str | None]:
+def _bound(problem: Problem) -> set[str]:
     """Return the devices to which something is bound."""
-    return {*problem.bound, *map(problem.home, problem.graph.sources)}
+    return {*filter(None, (*problem.bound, *map(problem.home, problem.graph.sources)))}
 
 
 def splits(

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autosched._lib.aliasing import are_apart, extents, first_meeting
+from autosched._lib.aliasing import are_apart, check_written
 from autosched._lib.copying import span
-from autosched.errors import HazardError
 from autosched.machine.machine import Machine
 from autosched.problem import Problem
 from autosched.program.program import Program
@@ -103,18 +102,12 @@ class ResidentState:
         if are_apart(given.values()):
             return
         written = self._written
-        owned = [(name, extent) for name, item in given.items() for extent in extents(item)]
 
         def matters(a: str, b: str) -> bool:
             return (a in written and b in self._moved) or (b in written and a in self._moved)
 
-        pair = first_meeting(owned, matters)
-        if pair is not None:
-            a, b = pair
-            raise HazardError(
-                f"{a!r} and {b!r} share memory, and {(a if a in written else b)!r} is written in "
-                "place; pass a clone, or make one a view of the other in the graph"
-            )
+        cure = "; pass a clone, or make one a view of the other in the graph"
+        check_written(given, written, matters, cure)
 
 
 @dataclass(eq=False)

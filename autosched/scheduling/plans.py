@@ -270,6 +270,7 @@ def _with_memory(
 ) -> Problem:
     """Return a problem with so many times the memory, or with the bytes that are given."""
     given = nbytes or {}
-    machine = problem.machine
-    devices = (replace(d, nbytes=given.get(d.name, d.nbytes * factor)) for d in machine.devices)
-    return replace(problem, machine=replace(machine, devices=tuple(devices)))
+    machine = problem.machine.with_devices(
+        lambda device: replace(device, nbytes=given.get(device.name, device.nbytes * factor))
+    )
+    return replace(problem, machine=machine)

@@ -200,10 +200,7 @@ class AcceleratorRanks(Ranks, Accelerator):
         """Take streams and threads. Raises MachineError outside of a cluster."""
         self.attach(program, machine)
         own = {name for name, rank in machine.ranks.items() if rank == self.group.rank}
-        devices = [device for device in machine.devices if device.name in own]
-        links = [link for link in machine.links if {link.source, link.destination} <= own]
-        mine = Machine(devices, links, contention=machine.contention)
-        Accelerator.open(self, program, mine)
+        Accelerator.open(self, program, machine.part(own))
         halves = [half for half in program if isinstance(half, (Send, Receive))]
         self.direct = any(half.stream in self.streams for half in halves)
         self.threads = {stream: self._issuing(stream) for stream in program.streams}
