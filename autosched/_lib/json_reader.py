@@ -30,9 +30,9 @@ _SELDOM = ("rank", "host", "network", "on_host")  # written unless they are None
 def parse(text: str, reader: Reader) -> Any:
     """Parse a text as JSON and apply a reader. Raises ScheduleError for invalid documents.
 
-    >>> parse('{"latency": -1}', table(number("a number, 0 or more", lambda number: number >= 0)))
+    >>> parse('{"latency": true}', table(NUMBER))
     Traceback (most recent call last):
-    autosched.errors.ScheduleError: ["latency"] must be a number, 0 or more, or "inf", got -1
+    autosched.errors.ScheduleError: ["latency"] must be a number, or "inf", got true
     """
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
@@ -50,21 +50,13 @@ def one(what: str, fits: Callable[[Any], bool]) -> Reader:
     return read
 
 
-def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> Reader:
-    """Read a number that ``fits`` and that a float can hold, or ``"inf"``.
-
-    JSON has no infinity, and 1e999 is rejected.
-    """
-    what += ', or "inf"' if infinite else ""
-
-    def read(item: Any, place: str) -> Any:
-        if infinite and item == "inf":
-            return math.inf
-        # A bool is no number.
-        is_number = type(item) in (int, float) and abs(item) <= sys.float_info.max
-        return item if is_number and fits(item) else refuse(place, what, item)
-
-    return read
+def _number(item: Any, place: str) -> Any:
+    """Read a number that a float can hold, or ``"inf"``: JSON has no infinity, and 1e999 is rejected."""
+    if item == "inf":
+        return math.inf
+    # A bool is no number.
+    is_number = type(item) in (int, float) and abs(item) <= sys.float_info.max
+    return item if is_number else refuse(place, 'a number, or "inf"', item)
 
 
 def each(reader: Reader) -> Reader:
@@ -123,7 +115,7 @@ def perhaps(reader: Reader) -> Reader:
     return lambda item, place: None if item is None else reader(item, place)
 
 
-NUMBER = number("a number", lambda number: True)
+NUMBER: Reader = _number
 TEXT = one("a string", lambda item: isinstance(item, str))
 _BY_TYPE = {
     "str": TEXT,

@@ -115,13 +115,13 @@ def spelled(number: int) -> str:
 # ---- names
 
 
-def device_list(names: Sequence[str], most: int = 3) -> str:
-    """Return the names of devices, or their number if there are more than ``most``.
+def device_list(names: Sequence[str]) -> str:
+    """Return the names of devices, or their number if there are more than three.
 
     >>> device_list(["cuda:0"]), device_list(["cuda:0", "cuda:1"]), device_list(list("abcde"))
     ('cuda:0', 'cuda:0 and cuda:1', 'five devices')
     """
-    return _enumeration(names) if len(names) <= most else f"{spelled(len(names))} devices"
+    return _enumeration(names) if len(names) <= 3 else f"{spelled(len(names))} devices"
 
 
 def ranges(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

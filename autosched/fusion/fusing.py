@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -374,16 +374,13 @@ class _Fusion:
         graph = with_seconds(made.graph, found.seconds)
         return Fused(graph, self._scheduled(graph, own.machine))
 
-    @contextlib.contextmanager
-    def _shown(self, chosen: Sequence[Fused]) -> Iterator[Callable[[], None]]:
-        """Yield a function that says on stderr that one more region is compiled."""
-        sizes = [len(r.composite.tasks) for made in chosen for r in _regions(made.graph)]
+    def _shown(self, chosen: Sequence[Fused]) -> AbstractContextManager[Callable[[], None]]:
+        """Enter with a function that says on stderr that one more region is compiled."""
         if self.progress not in (None, True):
-            yield lambda: None
-            return
+            return nullcontext(lambda: None)
+        sizes = [len(r.composite.tasks) for made in chosen for r in _regions(made.graph)]
         sooner = "with one stream" if len(chosen) > 1 else "if Inductor's cache is kept"
-        with counting(f"fusing {self.graph.name!r}", "regions", sizes, sooner) as done:
-            yield done
+        return counting(f"fusing {self.graph.name!r}", "regions", sizes, sooner)
 
 
 def _regions(graph: Graph) -> list[Region]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import dis
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -147,7 +148,10 @@ class Value:
         if name in _ATTRIBUTES:
             return self.graph.record(Attribute(name), (self,), {})
         _check_method(self.name, name)
-        return _Recorder(self, name)
+        return functools.partial(self._called, Method(name))
+
+    def _called(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
+        return self.graph.record(method, (self, *args), kwargs)
 
     def to(self, /, *args: Any, **kwargs: Any) -> Value:
         """Return this value on a device, or in another dtype, as in torch.
@@ -284,20 +288,6 @@ class On:
     def __call__(self, value: Any) -> Any:
         """Return the argument."""
         return value
-
-
-@dataclass(eq=False, slots=True)
-class _Recorder:
-    """A bound method of a value; a call adds the task."""
-
-    value: Value
-    name: str
-
-    def __repr__(self) -> str:
-        return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
 
 
 def _tensor_class() -> Any:

@@ -11,24 +11,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from autosched._lib.text import difference
 from autosched._lib.tree import flatten
 from autosched.errors import GraphError, ScheduleError, listed
 from autosched.graph.graph import Graph
-from autosched.lowering.resident_state import with_resident_state_as
 from autosched.machine.cluster import joined
 from autosched.machine.machine import Machine
-from autosched.problem import Constraints, Problem
 from autosched.program.program import Program
 from autosched.scheduling.arguments import check_arguments
-from autosched.scheduling.binding import binding_of
-from autosched.scheduling.saved import Saved, describe, from_text
+from autosched.scheduling.saved import Saved, from_text
 
 T = TypeVar("T")
 
 
-def agreed(graph: Graph, plan: Callable[[], str], join: Callable[[Saved], T]) -> T:
-    """Return what ``join`` makes of the schedule that rank 0 plans. Collective.
+def agreed(graph: Graph, plan: Callable[[], str], join: Callable[[Saved, int], T]) -> T:
+    """Return what ``join`` makes on this rank of the schedule that rank 0 plans. Collective.
 
     ``plan`` returns the text of a schedule, on rank 0. What is raised on one is raised on all ranks.
     """
@@ -36,18 +32,7 @@ def agreed(graph: Graph, plan: Callable[[], str], join: Callable[[Saved], T]) ->
     group.together("schedule()", partial(check_arguments, graph=graph))
     texts = group.gather("the plan of schedule()", lambda: "" if group.rank else plan())
     saved = from_text(texts[0])
-
-    def join_own() -> T:
-        inputs = dict(saved.program.inputs)
-        state = Constraints(state=binding_of(graph).state_on(graph, saved.machine))
-        asked = Problem(graph, saved.machine, constraints=state)
-        own = with_resident_state_as(asked, saved.placement, inputs)
-        who = f"rank {group.rank}"
-        if lines := difference("rank 0", saved.graph, who, describe(own.graph)):
-            raise ScheduleError(f"{who}: its graph {graph.name!r} differs from rank 0's{lines}")
-        return join(saved)
-
-    return group.together("schedule(), to verify", join_own)
+    return group.together("schedule(), to verify", partial(join, saved, group.rank))
 
 
 class OwnInputs:

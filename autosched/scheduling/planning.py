@@ -163,7 +163,7 @@ def schedule(
 
     if machine.rank is None:
         return plan()
-    return agreed(graph, lambda: plan().text, lambda saved: joined(saved, graph))
+    return agreed(graph, lambda: plan().text, lambda saved, rank: joined(saved, graph, rank))
 
 
 # ---- 1. arguments

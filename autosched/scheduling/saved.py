@@ -104,10 +104,18 @@ def _describe_task(graph: Graph, task: Task) -> str:
     return "  ".join([*words, "view"] if task.view else words)
 
 
-def check_graph(saved: Saved, graph: Graph) -> None:
-    """Raise ScheduleError with the first input, task or output that differs from the saved one."""
-    if lines := difference("saved", saved.graph, "given", describe(graph)):
-        raise ScheduleError(f"graph {graph.name!r} is not the one that was saved{lines}")
+def check_graph(saved: Saved, graph: Graph, rank: int | None = None) -> None:
+    """Raise ScheduleError with the first input, task or output that differs from the saved one.
+
+    With a ``rank``, the graph is that rank's, and the saved one is that of rank 0.
+    """
+    if rank is None:
+        names, what = ("saved", "given"), f"graph {graph.name!r} is not the one that was saved"
+    else:
+        names = "rank 0", f"rank {rank}"
+        what = f"rank {rank}: its graph {graph.name!r} differs from rank 0's"
+    if lines := difference(names[0], saved.graph, names[1], describe(graph)):
+        raise ScheduleError(what + lines)
 
 
 # ---- writing

@@ -726,8 +726,11 @@ def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
 
-def joined(saved: Saved, graph: Graph) -> Schedule:
-    """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
+def joined(saved: Saved, graph: Graph, rank: int | None = None) -> Schedule:
+    """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``.
+
+    With a ``rank``, the graph is that rank's, and the schedule is that of rank 0.
+    """
     inputs = dict(saved.program.inputs)
     free = (task.name for task in graph.tasks if task.device is None)
     place = {name: saved.devices[name] for name in free if name in saved.devices}
@@ -736,7 +739,7 @@ def joined(saved: Saved, graph: Graph) -> Schedule:
     problem = Problem(graph.snapshot(), saved.machine, saved.costs, constraints)
     problem = _with_saved_repeats(problem, saved.placement)
     problem = with_resident_state_as(problem, saved.placement, inputs)
-    check_graph(saved, problem.graph)
+    check_graph(saved, problem.graph, rank)
     by_pattern(inputs, [value.name for value in problem.graph.sources], "inputs", "input")
     for _, device in (*saved.program.inputs, *saved.program.outputs):
         saved.machine.device(device)
