@@ -14,7 +14,17 @@ import autosched as asc
 from autosched.policies import POLICIES, least_memory, search
 from autosched.policies.local_search.splitting import split
 
-policies = st.sampled_from(["auto", *POLICIES, least_memory, search(moves=20), split()])
+
+# Functions of this module, so that other processes get them, too.
+def searched(problem: asc.Problem) -> asc.Placement:
+    return search(moves=20)(problem)
+
+
+def divided(problem: asc.Problem) -> asc.Placement:
+    return split()(problem)
+
+
+policies = st.sampled_from(["auto", *POLICIES, least_memory, searched, divided])
 # As many examples as three policies and "auto" had when each had its own.
 under_every_policy = settings(max_examples=4 * settings().max_examples)
 
