@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
@@ -166,6 +167,15 @@ def shortened(name: str, most: int = 32) -> str:
     'layer1...convolution'
     """
     return name if len(name) <= most else f"{name[: most // 3]}...{name[most // 3 + 3 - most :]}"
+
+
+def natural(name: str) -> list[str | int]:
+    """Return a key for natural sorting of names.
+
+    >>> sorted(["cuda:10", "cuda:9", "cpu"], key=natural)
+    ['cpu', 'cuda:9', 'cuda:10']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def file_name(path: str) -> str:

@@ -25,8 +25,10 @@ from typing import Literal, NamedTuple
 
 from autosched import ScheduleError
 from autosched._lib.files import write
+from autosched._lib.text import duration
+from autosched.viz import svg
 from autosched.viz.drawing import save_picture
-from autosched.viz.gantt import Box, pipeline_svg
+from autosched.viz.gantt import ticks
 
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W")
@@ -163,20 +165,7 @@ class Order:
         if title is None:
             what = f"bubble {self.bubble():.1%}, at most {max(self.peak()):g} micro-batches"
             title = f"{self.name}: {what}"
-        starts = self.starts()
-        count = len(self.rows)
-        rows = [
-            [
-                Box(
-                    starts[action], _seconds(self.table, action), action.kind, str(action.chunk),
-                    f"{action}: stage {action.stage}, micro-batch {action.chunk}",
-                    odd=bool(action.stage // count % 2),
-                )
-                for action in row
-            ]
-            for row in self.rows
-        ]  # fmt: skip
-        save_picture(path, svg=partial(pipeline_svg, rows, title))
+        save_picture(path, svg=partial(_picture, self, title))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV of ``torch.distributed.pipelining``: a line per device, computations alone.
@@ -370,3 +359,52 @@ def table_of(seconds: Seconds, devices: int, stages: int) -> Table:
     if [*map(len, found)] != [count] * 3 or not all(0 <= n < math.inf for n in numbers):
         raise ScheduleError(message)
     return found
+
+
+# ---- the picture, as papers draw it
+
+_MARGIN, _WIDTH = 20.0, 1000.0
+_HEIGHT = 18.0  # of an action
+_LOOKS: Mapping[str, tuple[str, str]] = {
+    "F": ("task", "F: forward"),
+    "B": ("backward", "B: backward"),
+    "I": ("backward", "I: gradient by the input"),
+    "W": ("optimizer", "W: gradient by the weights"),
+}
+
+
+def _picture(order: Order, title: str) -> str:
+    """Return a row of boxes for each device; every second stage of a device is paler."""
+    starts, count = order.starts(), len(order.rows)
+    end = max(starts[row[-1]] + _seconds(order.table, row[-1]) for row in order.rows)
+    left = _MARGIN + svg.text_width(f"device {count - 1}") + 12
+    right = _WIDTH - _MARGIN
+    scale = (right - left) / (end or 1.0)
+    top = _MARGIN + 34
+    bottom = top + count * (_HEIGHT + 4)
+    name = svg.shorten(title, right - _MARGIN, svg.TITLE)
+    body = [svg.text("ink title", _MARGIN, _MARGIN + 14, name)]
+    for seconds, label in ticks(end, 8):
+        body.append(svg.path("grid", "M", left + seconds * scale, top - 4, "V", bottom))
+        body.append(svg.text("muted middle", left + seconds * scale, bottom + 14, label))
+    for rank, row in enumerate(order.rows):
+        y = top + rank * (_HEIGHT + 4)
+        body.append(svg.text("ink", _MARGIN, y + 13, f"device {rank}"))
+        body.append(svg.rect("track", left, y, right - left, _HEIGHT))
+        for action in row:
+            taken = _seconds(order.table, action)
+            x, width = left + starts[action] * scale, taken * scale
+            what = f"{action}: stage {action.stage}, micro-batch {action.chunk}"
+            tooltip = f"{what}\nstart {duration(starts[action])}, takes {duration(taken)}"
+            odd = bool(action.stage // count % 2)
+            cls = _LOOKS[action.kind][0] + " odd" * odd + " thin" * (width < 4)
+            body.append(svg.rect(cls, x, y, width, _HEIGHT, 0, tooltip))
+            if svg.text_width(str(action.chunk), svg.LABEL) + 2 <= width:
+                ink = "ink middle label" if odd else "on-task middle label"
+                body.append(svg.text(ink, x + width / 2, y + 13, str(action.chunk)))
+    kinds = {action.kind for row in order.rows for action in row}
+    legend = [("box", *look) for kind, look in _LOOKS.items() if kind in kinds]
+    if len(order.devices) > count:
+        legend.append(("box", "task odd", "every second stage of a device"))
+    body += svg.legend(_MARGIN, bottom + 40, legend)
+    return svg.document(_WIDTH, bottom + 60, title, body)

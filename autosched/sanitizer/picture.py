@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from autosched.viz import svg
-from autosched.viz.format import shorten, text_width
 
 if TYPE_CHECKING:
     from autosched.sanitizer.findings import Finding
@@ -38,7 +37,7 @@ def picture(finding: Finding, work: Sequence[Work]) -> str:
     if second.number not in known:  # the caller
         shown = [*shown, Work(second.number, second.stream, "the caller")]
     rows = list(dict.fromkeys([item.stream for item in shown] + [second.stream]))
-    left = max(text_width(name) for name in rows) + 24
+    left = max(svg.text_width(name) for name in rows) + 24
     place = {
         item.number: (left + i * (_BOX + _GAP), _TOP + rows.index(item.stream) * _ROW)
         for i, item in enumerate(shown)
@@ -46,7 +45,7 @@ def picture(finding: Finding, work: Sequence[Work]) -> str:
     width = left + len(shown) * (_BOX + _GAP) + 14
     height = _TOP + len(rows) * _ROW + 34
     title = f"{finding.kind}: {finding.tensor}"
-    body = [svg.text("ink title", 14, 30, shorten(title, width - 28, svg.TITLE))]
+    body = [svg.text("ink title", 14, 30, svg.shorten(title, width - 28, svg.TITLE))]
     for k, name in enumerate(rows):
         body.append(svg.rect("track", left - 8, _TOP + k * _ROW, width - left, 30, 4))
         body.append(svg.text("ink", 14, _TOP + k * _ROW + 20, name))
@@ -54,7 +53,7 @@ def picture(finding: Finding, work: Sequence[Work]) -> str:
         x, y = place[item.number]
         marked = item.number in (first.number, second.number)
         body.append(svg.rect("critical task" if marked else "task odd", x, y + 3, _BOX, 24, 3))
-        label = shorten(item.what, _BOX - 8, svg.LABEL)
+        label = svg.shorten(item.what, _BOX - 8, svg.LABEL)
         body.append(svg.text("on-task label" if marked else "ink label", x + 5, y + 19, label))
         for other in item.after:
             if other in place:
@@ -66,7 +65,7 @@ def picture(finding: Finding, work: Sequence[Work]) -> str:
         f'<path d="M{a + _BOX:g} {b + 15:g}L{x:g} {y + 15:g}" '
         'style="fill:none;stroke:#d1242f;stroke-width:2.6;stroke-dasharray:6 4"/>'
     )
-    note = shorten(f"missing: {finding.missing}", width - 28)
+    note = svg.shorten(f"missing: {finding.missing}", width - 28)
     body.append(f'<text x="14" y="{height - 14:g}" style="fill:#d1242f">{svg.escape(note)}</text>')
     return svg.document(width, height, f"{title}; missing: {finding.missing}", body)
 

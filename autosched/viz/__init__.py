@@ -2,8 +2,7 @@
 
 Drawings are pure functions: they write no file and decide nothing.
 
-``layered_layout`` places the boxes of a graph. Styles and elements are in ``svg``, formats of times
-and names in ``format``.
+``layered_layout`` places the boxes of a graph. Styles, elements and texts are in ``svg``.
 
 =========  =============================================  =============
 module     draws                                         as

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched._lib.text import amount, duration
 from autosched.errors import ChartError
-from autosched.viz.format import legal, shorten, text_width
-from autosched.viz.svg import SERIES, TITLE, color, escape
+from autosched.viz.svg import SERIES, TITLE, color, escape, legal, shorten, text_width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

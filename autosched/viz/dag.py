@@ -20,21 +20,25 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from autosched._lib.text import count as plural
+from autosched._lib.text import natural
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
-from autosched.viz.format import legal, natural, shorten, shorten_path, text_width
 from autosched.viz.layered_layout import Route, layout
 from autosched.viz.svg import (
     LABEL,
     PHASES,
     TITLE,
     document,
+    legal,
     legend,
     legend_width,
     number,
     path,
     rect,
+    shorten,
+    shorten_path,
     text,
+    text_width,
 )
 
 BOX = 28.0  # the height of a node

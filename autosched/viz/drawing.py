@@ -14,8 +14,7 @@ from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
 from autosched.viz.dag import graph_dot, graph_svg
-from autosched.viz.format import summary
-from autosched.viz.gantt import gantt_svg, gantt_text
+from autosched.viz.gantt import gantt_svg, gantt_text, summary
 from autosched.viz.svg import escape
 
 
@@ -27,9 +26,8 @@ def draw_graph(
     title: str | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf or .dot."""
-    given: Any = {"depth": depth, "title": title}
-    svg, dot = (partial(draw, graph, device, **given) for draw in (graph_svg, graph_dot))
-    save_picture(path, svg=svg, dot=dot)
+    svg, dot = (partial(draw, depth=depth, title=title) for draw in (graph_svg, graph_dot))
+    save_picture(path, svg=lambda: svg(graph, device), dot=lambda: dot(graph, device))
 
 
 def phases(graph: Graph | None) -> dict[str, str]:

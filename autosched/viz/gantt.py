@@ -1,40 +1,37 @@
 """Draw a predicted or measured timeline as a Gantt chart: as SVG, and as text for a terminal.
 
-Also the actions of a pipeline's devices, as papers do. Knows spans and streams, no graph.
+Knows spans and streams, no graph.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-from autosched._lib.text import duration
+from autosched._lib.text import duration, natural, time_unit
 from autosched.errors import ChartError, shown
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.format import (
-    FONT_SIZE,
-    columns,
-    shorten,
-    sorted_streams,
-    summary,
-    text_width,
-    ticks,
-)
 from autosched.viz.svg import (
+    FONT_SIZE,
     LABEL,
     PHASES,
     TITLE,
+    columns,
     document,
     escape,
     legend,
     number,
     path,
     rect,
+    shorten,
     text,
+    text_width,
 )
 
 WIDTH = 1000.0
@@ -53,6 +50,7 @@ CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
 NARROW = 12.0  # pixels: narrower boxes have no vertical label
 
+_START = attrgetter("start")
 Phases = Mapping[str, str]
 Key = tuple[int, int]  # of a span: its run and its instruction
 Label = tuple[str, Literal["inside", "vertical", "right"]]  # in its box, or to the right of it
@@ -74,11 +72,9 @@ def gantt_rows(*timelines: Timeline, copies: bool = True) -> list[Row]:
     copies overlap. Without ``copies``, streams of copies have none.
     """
     hosts = {name: host for timeline in timelines for name, host in timeline.hosts.items()}
-    whole = Timeline(tuple(span for timeline in timelines for span in timeline.spans), hosts=hosts)
-    streams = sorted_streams(whole)
     placed: dict[tuple[Key, Stream], list[tuple[int, Span]]] = {}
     for at, timeline in enumerate(timelines):
-        for span in sorted(timeline.spans, key=_start):
+        for span in sorted(timeline.spans, key=_START):
             for stream in span.streams:
                 placed.setdefault((span_key(span), stream), []).append((at, span))
     rows: dict[tuple[str, str, int], list[list[Span]]] = {}
@@ -95,25 +91,21 @@ def gantt_rows(*timelines: Timeline, copies: bool = True) -> list[Row]:
         row = rows.setdefault((device, name, lane), [[] for _ in timelines])
         for at, span in mine:
             row[at].append(span)
-    devices = list(dict.fromkeys(stream.device for stream in streams))
-    order = {(stream.device, stream.name): i for i, stream in enumerate(streams)}
 
-    def place(row: tuple[str, str, int]) -> tuple[int, int, int]:
-        return devices.index(row[0]), order.get(row[:2], len(order)), row[2]
+    def place(row: tuple[str, str, int]) -> tuple[Any, ...]:
+        device, name, lane = row
+        where = natural(hosts.get(device, "")), natural(device), device
+        return *where, not name.startswith("compute"), name, lane
 
     return [
         Row(
             device,
             "" if lane else name,
             hosts.get(device, ""),
-            [sorted(spans, key=_start) for spans in rows[device, name, lane]],
+            [sorted(spans, key=_START) for spans in rows[device, name, lane]],
         )
         for device, name, lane in sorted(rows, key=place)
     ]
-
-
-def _start(span: Span) -> float:
-    return span.start
 
 
 def span_key(span: Span) -> Key:
@@ -124,6 +116,52 @@ def span_key(span: Span) -> Key:
 def _idle(timeline: Timeline, spans: Sequence[Span]) -> float:
     """Return the share of the makespan in which a row is idle."""
     return max(1 - sum(span.seconds for span in spans) / (timeline.makespan or 1.0), 0.0)
+
+
+# ---- both kinds of charts
+
+
+def sorted_streams(timeline: Timeline) -> list[Stream]:
+    """Return the streams in the order of charts: by hosts, then by the names of devices."""
+    hosts = timeline.hosts
+    return sorted(
+        timeline.streams,
+        key=lambda stream: (natural(hosts.get(stream.device, "")), natural(stream.device)),
+    )
+
+
+def ticks(end: float, most: int) -> list[tuple[float, str]]:
+    """Return at most ``most`` steps of round times from 0 to ``end`` seconds, each with its text.
+
+    >>> ticks(0.0021, 5)
+    [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1 ms'), (0.0015, '1.5 ms'), (0.002, '2 ms')]
+    """
+    if end < 1e-12:
+        return [(0.0, "0")]
+    least = end / max(most, 1)
+    power = math.floor(math.log10(least))
+    step = next(s for s in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if s >= least)
+    scale, unit = time_unit(end)
+    times = (float(f"{i * step:.12g}") for i in range(math.floor(end / step + 1e-9) + 1))
+    return [(time, f"{time / scale:g} {unit}" if time else "0") for time in times]
+
+
+def summary(timeline: Timeline) -> str:
+    """Return a line with makespan, share of hidden copy time, and doubt.
+
+    >>> summary(Timeline(())), summary(Timeline((), doubt=1e-5))
+    ('makespan 0 us', 'makespan 0 us, clocks agree within 10 us')
+    """
+    text = f"makespan {duration(timeline.makespan)}"
+    if timeline.run_count > 1:
+        text = f"{timeline.run_count} runs in {duration(timeline.makespan)}"
+    if timeline.period is not None:
+        text += f", period {duration(timeline.period)}"
+    if any(span.kind == "copy" for span in timeline.spans):
+        text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
+    if timeline.doubt:
+        text += f", clocks agree within {duration(timeline.doubt)}"
+    return f"{text}, with {timeline.guess}" if timeline.guess else text
 
 
 # ---- SVG
@@ -386,68 +424,6 @@ class _Chart:
             bend = max(abs(y2 - y1) / 2, 6) * down
             yield path("line wait", "M", x1, y1, "C", x1, y1 + bend, x2, y2 - bend, x2, y2)
         yield "</g>"
-
-
-# ---- orders of pipelines
-
-ACTION = 18.0  # the height of an action
-ACTIONS = {
-    "F": ("task", "F: forward"),
-    "B": ("backward", "B: backward"),
-    "I": ("backward", "I: gradient by the input"),
-    "W": ("optimizer", "W: gradient by the weights"),
-}
-
-
-class Box(NamedTuple):
-    """An action: its start and duration in seconds, its kind (F, B, I, W), label and tooltip.
-
-    Every second stage of a device (``odd``) is paler.
-    """
-
-    start: float
-    seconds: float
-    kind: str
-    label: str
-    tooltip: str
-    odd: bool = False
-
-
-def pipeline_svg(rows: Sequence[Sequence[Box]], title: str) -> str:
-    """Draw the actions of each device as SVG.
-
-    >>> svg = pipeline_svg([[Box(0.0, 1.0, "F", "0", "F of stage 0")]], "one action")
-    >>> svg.startswith("<svg"), "one action" in svg
-    (True, True)
-    """
-    actions = [action for row in rows for action in row]
-    end = max(action.start + action.seconds for action in actions)
-    left = MARGIN + text_width(f"device {len(rows) - 1}") + 12
-    scale = (WIDTH - MARGIN - left) / (end or 1.0)
-    top = MARGIN + 34
-    bottom = top + len(rows) * (ACTION + 4)
-    body = [text("ink title", MARGIN, MARGIN + 14, shorten(title, WIDTH - 2 * MARGIN, TITLE))]
-    for seconds, label in ticks(end, TICKS):
-        body.append(path("grid", "M", left + seconds * scale, top - 4, "V", bottom))
-        body.append(text("muted middle", left + seconds * scale, bottom + 14, label))
-    for rank, row in enumerate(rows):
-        y = top + rank * (ACTION + 4)
-        body.append(text("ink", MARGIN, y + 13, f"device {rank}"))
-        body.append(rect("track", left, y, WIDTH - MARGIN - left, ACTION))
-        for action in row:
-            x, width = left + action.start * scale, action.seconds * scale
-            times = f"start {duration(action.start)}, takes {duration(action.seconds)}"
-            cls = ACTIONS[action.kind][0] + " odd" * action.odd + " thin" * (width < THIN)
-            body.append(rect(cls, x, y, width, ACTION, 0, f"{action.tooltip}\n{times}"))
-            if text_width(action.label, LABEL) + 2 <= width:
-                ink = "ink" if action.odd else "on-task"
-                body.append(text(f"{ink} middle label", x + width / 2, y + 13, action.label))
-    kinds = {action.kind for action in actions}
-    shown = [("box", *look) for kind, look in ACTIONS.items() if kind in kinds]
-    if any(action.odd for action in actions):
-        shown.append(("box", "task odd", "every second stage of a device"))
-    body += legend(MARGIN, bottom + 40, shown)
-    return document(WIDTH, bottom + 60, title, body)
 
 
 # ---- text

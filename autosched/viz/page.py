@@ -4,7 +4,7 @@ The page has a chart, the graph and texts that are linked with each other, and o
 system in any browser. Its template, style sheet and scripts are in ``web/`` and are embedded whole.
 The page loads nothing from elsewhere; its content security policy forbids that.
 
-The page holds columns of numbers instead of objects, delta-encoded and compressed. An *item* is a
+The page holds columns of numbers instead of objects, compressed. An *item* is a
 run or a copy of the program. Everything refers to it by its index in issue order. Of several runs
 of a loop, each has items of its own, behind those of the runs before. The scripts compute nothing
 that Python knows, such as the critical path, the dependencies of a task, or where a box is in a
@@ -18,25 +18,24 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import PurePath
 from string import Template
 from typing import Any
 
-from autosched.graph.graph import Graph
+from autosched.graph.graph import Graph, Use
 from autosched.graph.task import Origin
 from autosched.program.program import Copy, Program, Run
-from autosched.timeline.timeline import Timeline, preceding_spans
+from autosched.timeline.timeline import Span, Timeline, preceding_spans
 from autosched.viz.dag import graph_parts
 from autosched.viz.drawing import phases
-from autosched.viz.format import Steps, natural, summary
-from autosched.viz.gantt import entries, gantt_rows, span_key
+from autosched.viz.gantt import entries, gantt_rows, summary
+from autosched.viz.perfetto import Steps
 from autosched.viz.svg import PREAMBLE, escape, legend, legend_width
 
 LINES = 6000  # of each text
 STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
-DIGITS = 8  # of the longest time, so that a tick is far below a pixel at any useful zoom
 SCRIPTS = ("model.js", "gantt.js", "graph.js", "panel.js", "main.js")
 
 Item = Run | Copy
@@ -109,7 +108,7 @@ def page_data(
     memory: Mapping[str, Steps],
     limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the data of the page as a JSON object; times are whole ticks of ``click`` seconds.
+    """Return the data of the page as a JSON object; times are whole nanoseconds.
 
     ``needs`` are the items that an item takes data from, ``after`` those that it only has to
     follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
@@ -120,8 +119,8 @@ def page_data(
     >>> y = graph.input("x") + 1
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))
     >>> found = page_data(graph, program, {"predicted": timeline}, {})
-    >>> found["name"], found["streams"], found["timelines"]["predicted"]["seconds"], found["click"]
-    (['add'], [['cpu', 'compute']], [20000000], 1e-07)
+    >>> found["name"], found["streams"], found["timelines"]["predicted"]["taken"]
+    (['add'], [['cpu', 'compute']], [2000000000])
     """
     runs = max((timeline.run_count for timeline in timelines.values()), default=1)
     positions = [i for i, instruction in enumerate(program) if isinstance(instruction, Item)]
@@ -129,35 +128,30 @@ def page_data(
     items = [item for item in program if isinstance(item, Item)]
     needs, after = _links(graph, items)
     # 1. Repeat the items for each run: those of run r begin at r * each.
-    item_at = {
-        (run, position): run * each + item
-        for run in range(runs)
-        for item, position in enumerate(positions)
-    }
+    number = {position: i for i, position in enumerate(positions)}
+
+    def item_of(span: Span) -> int:
+        return span.run * each + number[span.instruction]
+
     positions *= runs
     items *= runs
     needs, after = needs * runs, after * runs
     # 2. Describe them.
     rows = gantt_rows(*timelines.values())
-    rank = dict(program.ranks)
-    rows.sort(key=lambda row: (rank.get(row.device, 0), natural(row.device)))
     where = {
-        (span_key(span), row.device): number
-        for number, row in enumerate(rows)
+        (item_of(span), row.device): i
+        for i, row in enumerate(rows)
         for spans in row.spans
         for span in spans
     }
-    of_device = {row.device: number for number, row in reversed([*enumerate(rows)])}
+    of_device = {row.device: i for i, row in reversed([*enumerate(rows)])}
     on = [[of_device.get(item.stream.device, 0)] for item in items]  # also of what did not run
     for span in (span for timeline in timelines.values() for span in timeline.spans):
-        if span_key(span) in item_at:
-            on[item_at[span_key(span)]] = [where[span_key(span), s.device] for s in span.streams]
-    tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
+        on[item_of(span)] = [where[item_of(span), stream.device] for stream in span.streams]
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
     finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
     used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
     return {
-        "click": tick,
         "each": each,
         "streams": [[row.device, row.name] for row in rows],
         "hosts": [row.host for row in rows],
@@ -172,9 +166,9 @@ def page_data(
         "module": [task.origin.module if task else "" for task in tasks],
         "phase": [task.origin.phase if task else "" for task in tasks],
         "calls": [", ".join(task.operators) if task else "" for task in tasks],
-        "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
+        "timelines": {name: _times(line, item_of, len(on)) for name, line in timelines.items()},
         "limits": finite,
-        "memory": {name: _memory(steps, tick) for name, steps in used.items()},
+        "memory": {name: _memory(steps) for name, steps in used.items()},
         **_views(graph, items[:each]),
     }
 
@@ -193,23 +187,12 @@ def _views(graph: Graph, items: Sequence[Item]) -> dict[str, Any]:
     return {"views": views, "groups": list(groups)}
 
 
-def _tick(makespan: float) -> float:
-    """Return the power of ten in seconds that gives the makespan about ``DIGITS`` digits."""
-    power = math.floor(math.log10(makespan)) - DIGITS + 1 if makespan else -9
-    return float(f"1e{max(power, -300)}")  # smaller ones are hardly distinguishable from 0
-
-
 def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[list[int]]]:
     """Return the distances to the items that each item takes data from, and only has to follow.
 
     Data that was copied is taken from the copy, and not from the task that produced it.
     """
-    run_of = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
-    producer: dict[tuple[int, int], int] = {}
-    for task in graph.tasks:
-        if task.name in run_of:
-            written = [(value, version + 1) for value, version in task.changes]
-            producer |= dict.fromkeys([*task.outputs, *written], run_of[task.name])
+    run_of: dict[int | None, int] = {}  # by task
     copied: dict[tuple[int, int, str], int] = {}
     needs: list[list[int]] = []
     after: list[list[int]] = []
@@ -221,14 +204,15 @@ def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[l
             data = [copied[*use, device] for use in task.reads if (*use, device) in copied]
             copied_from = {copy - distance for copy in data for distance in needs[copy]}
             for dependency in task.dependencies:
-                other = run_of.get(graph.tasks[dependency.task].name)
+                other = run_of.get(dependency.task)
                 is_data = dependency.kind == "data"
                 if other is not None and not (is_data and other in copied_from):
                     (data if is_data else order).append(other)
+            run_of[task.index] = i
         else:
-            use = graph.value(item.value).index, item.version
-            source = copied.get((*use, item.source), producer.get(use))
-            data = [source] if source is not None else []
+            use = Use(graph.value(item.value).index, item.version)
+            source = copied.get((*use, item.source), run_of.get(graph.maker(use)))
+            data = [] if source is None else [source]
             copied[*use, item.destination] = i
         needs.append([i - other for other in dict.fromkeys(data)])
         after.append([i - other for other in dict.fromkeys(order) if other not in data])
@@ -241,49 +225,39 @@ def _source(origin: Origin) -> str:
     return f"{'/'.join(PurePath(path).parts[-2:])}:{row}" if row else ""
 
 
-def _times(
-    timeline: Timeline,
-    item_at: Mapping[tuple[int, int], int],
-    on: Sequence[Sequence[int]],
-    tick: float,
-) -> dict[str, Any]:
-    """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
-    The stream is the first one of the item. ``idle`` is None for items that did not run. ``last``
-    is the distance to what the item waited for, of all that preceded it, or 0.
+
+def _times(timeline: Timeline, item_of: Callable[[Span], int], count: int) -> dict[str, Any]:
+    """Return when items start, and how long they take; None and 0 for those that did not run.
+
+    ``last`` is the distance to what the item waited for, of all that preceded it, or 0.
     """
-    spans = {span_key(span): span for span in timeline.spans}
-    idle: list[int | None] = [None] * len(on)
-    seconds = [0] * len(on)
-    ended: dict[int, int] = {}  # by stream
-    for position, item in item_at.items():
-        if span := spans.get(position):
-            start = round(span.start / tick)
-            end = round(span.end / tick)
-            idle[item] = start - ended.get(on[item][0], 0)
-            seconds[item] = end - start
-            ended |= dict.fromkeys(on[item], end)
-    numbers = [item_at[span_key(span)] for span in timeline.spans]
-    waits: list[list[int]] = [[] for _ in on]
-    for a, b in timeline.arrows:
-        waits[numbers[b]].append(numbers[b] - numbers[a])
-    last = [0] * len(on)
-    for item, before in zip(numbers, preceding_spans(timeline), strict=True):
+    start: list[int | None] = [None] * count
+    taken, last = [0] * count, [0] * count
+    waits: list[list[int]] = [[] for _ in range(count)]
+    items = [*map(item_of, timeline.spans)]
+    for item, span, before in zip(items, timeline.spans, preceding_spans(timeline), strict=True):
+        start[item] = _ns(span.start)
+        taken[item] = _ns(span.end) - _ns(span.start)
         if before:
-            last[item] = item - numbers[max(before, key=lambda i: timeline.spans[i].end)]
+            last[item] = item - items[max(before, key=lambda i: timeline.spans[i].end)]
+    for a, b in timeline.arrows:
+        waits[items[b]].append(items[b] - items[a])
     return {
-        "idle": idle,
-        "seconds": seconds,
+        "start": start,
+        "taken": taken,
         "waits": waits,
         "last": last,
-        "critical": sorted(item_at[span_key(span)] for span in timeline.critical_path()),
-        "period": 0 if timeline.period is None else round(timeline.period / tick),
+        "critical": sorted(map(item_of, timeline.critical_path())),
+        "period": _ns(timeline.period or 0.0),
     }
 
 
-def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:
+def _memory(steps: Steps) -> dict[str, list[int]]:
     """Return at most ``STEPS`` steps, each the maximum of those it replaces."""
     size = -(-len(steps) // STEPS)
     few = [steps[i : i + size] for i in range(0, len(steps), size or 1)]
     nbytes = [round(max(held for _, held in group)) for group in few]
-    return {"start": [round(group[0][0] / tick) for group in few], "nbytes": nbytes}
+    return {"start": [_ns(group[0][0]) for group in few], "nbytes": nbytes}

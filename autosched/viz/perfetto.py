@@ -22,8 +22,9 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.format import Steps, sorted_streams
+from autosched.viz.gantt import sorted_streams
 
+Steps = Sequence[tuple[float, float]]  # (seconds, amount from then on), in the order of time
 Memory = Mapping[str, Steps]
 _Event = dict[str, Any]
 # The order of events at one time: an arrow binds to the slice that was opened last.

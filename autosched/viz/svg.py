@@ -1,4 +1,4 @@
-"""Provide the styles and elements of SVG drawings.
+"""Provide the styles, elements and texts of SVG drawings, and estimate how wide texts are.
 
 Colours are from Okabe and Ito, "Color Universal Design" (2008), and can be distinguished with every
 kind of colour blindness. Copies between devices are hatched as well, so that drawings can be read
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import html
 import re
+import unicodedata
 from collections.abc import Iterable
 
-from autosched.viz.format import FONT_SIZE, legal, text_width
-
+FONT_SIZE = 12.0
+EM = 0.58  # average width of a character, in font sizes, for the wider of usual fonts
 LABEL = 10.5  # the size of text in narrow boxes
 TITLE = 17.0
 PHASES = ("backward", "optimizer")  # of tasks: these have colours of their own, as on the page
@@ -198,3 +199,61 @@ def number(value: float) -> str:
     """
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
+
+
+# ---- texts
+
+
+def legal(text: str) -> str:
+    """Replace characters that no text file may contain by U+FFFD."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+
+
+def columns(text: str) -> int:
+    """Return the columns of a text: 2 for wide characters, 0 for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def text_width(text: str, size: float = FONT_SIZE) -> float:
+    """Return the approximate width of a text in pixels."""
+    return columns(text) * EM * size
+
+
+def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text to ``width`` pixels, with an ellipsis; return "" where too little would remain.
+
+    A short last part of a name remains, such as a number, since it often makes the difference.
+
+    >>> shorten("logits", 60), shorten("gradient", 52), shorten("getitem_12", 60), shorten("w", 2)
+    ('logits', 'gradie…', 'geti…_12', '')
+    """
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
+        return text
+    if limit < 6:
+        return ""
+    last = re.search(r"[._][A-Za-z0-9]{1,3}$", text)
+    end = last[0] if last else ""
+    start = text[: limit - 1 - len(end)]
+    while columns(start) + len(end) >= limit:
+        start = start[:-1]
+    return f"{start}…{end}"
+
+
+def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text as ``shorten`` does, but cut the beginning of a dotted path, not its end.
+
+    >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
+    ('…0.attention', 'grad…_w1')
+    """
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
+        return text
+    dots = [at for at, character in enumerate(text) if character == "."]
+    fitting = [text[at + 1 :] for at in dots if columns(text[at:]) <= limit]
+    return f"…{fitting[0]}" if fitting and limit >= 6 else shorten(text, width, size)

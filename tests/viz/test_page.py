@@ -104,17 +104,11 @@ def test_a_page_holds_every_span_with_its_times(make):
     schedule = planned(make(), policy="round_robin")
     timeline, data = schedule.simulate(), held(drawn(schedule))
     times = data["timelines"]["predicted"]
-    ended, found = {}, []
-    for name, on, idle, seconds in zip(
-        data["name"], data["on"], times["idle"], times["seconds"], strict=True
-    ):
-        start = ended.get(on[0], 0) + idle
-        ended |= dict.fromkeys(on, start + seconds)
-        found.append(
-            (name, tuple("/".join(data["streams"][row]) for row in on), start, start + seconds)
-        )
+    rows = [tuple("/".join(data["streams"][row]) for row in on) for on in data["on"]]
+    ends = [start + taken for start, taken in zip(times["start"], times["taken"], strict=True)]
+    found = list(zip(data["name"], rows, times["start"], ends, strict=True))
     exact = sorted(timeline.spans, key=lambda span: span.instruction)
-    whole = [[round(time / data["click"]) for time in (span.start, span.end)] for span in exact]
+    whole = [[round(time * 1e9) for time in (span.start, span.end)] for span in exact]
     assert found == [
         (s.name, tuple(map(str, s.streams)), *w) for s, w in zip(exact, whole, strict=True)
     ]

@@ -14,10 +14,9 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_svg
-from autosched.viz.format import text_width, ticks
-from autosched.viz.gantt import gantt_rows
+from autosched.viz.gantt import gantt_rows, ticks
 from autosched.viz.layered_layout import GAP, layout
-from autosched.viz.svg import LABEL
+from autosched.viz.svg import LABEL, text_width
 
 CPU_OUT = Stream("cpu", "copy-out")
 IN, COMPUTE, OUT = (Stream("cuda:0", name) for name in ("copy-in", "compute", "copy-out"))

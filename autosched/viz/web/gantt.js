@@ -28,8 +28,8 @@ const path = (look, d, mark = "") => `<path class="${look}" d="${d}"${mark && ` 
 
 const gantt = document.getElementById("gantt");
 const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0 };
-const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
-const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
+const x = ns => view.gutter + ((ns - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
+const when = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
 
 // Rows from top to bottom: streams, and the bytes of their device after them.
 const rows = [];
@@ -109,12 +109,12 @@ function reveal(items, closely = false) {
 }
 
 function ticks() {
-  const least = ((view.end - view.start) * data.click) / Math.max((view.wide - view.gutter) / 110, 2);
-  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * data.click, [scale, unit] = unitOf(to);
+  const least = ((view.end - view.start) * NS) / Math.max((view.wide - view.gutter) / 110, 2);
+  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * NS, [scale, unit] = unitOf(to);
   const step = [1, 2, 5, 10].map(digit => digit * power).find(s => s >= least * 0.999);
   const found = [];
-  for (let i = Math.max(0, Math.ceil((view.start * data.click) / step)); i * step <= to; i++) {
-    const at = x((i * step) / data.click), words = i ? `${Number(((i * step) / scale).toPrecision(9))} ${unit}` : "0";
+  for (let i = Math.max(0, Math.ceil((view.start * NS) / step)); i * step <= to; i++) {
+    const at = x((i * step) / NS), words = i ? `${Number(((i * step) / scale).toPrecision(9))} ${unit}` : "0";
     if (at >= view.gutter - 1) found.push([at, words]);
   }
   return found;
@@ -176,10 +176,11 @@ function boxes(row) {
   const found = [], labels = [], hits = new Set(state.hits), fades = state.chosen.length > 0 || hits.size > 0;
   const markOf = item => (state.chosen.length ? state.related.get(item) : hits.has(item) && "found") || "";
   for (const lane of lanes(row)) {
-    const { times: t, y, high } = lane, items = t.rows[row.stream];
+    const { times: t, y, high } = lane;
     let last = null;
-    for (let at = t.first(row.stream, view.start); at < items.length; at++) {
-      const item = items[at], left = x(t.start[item]), wide = x(t.end(item)) - left;
+    for (const item of t.rows[row.stream]) {
+      if (t.end(item) < view.start) continue;
+      const left = x(t.start[item]), wide = x(t.end(item)) - left;
       if (left > view.wide) break;
       view.boxes++;
       const mark = markOf(item), hollow = lane.hollow || free.has(item), odd = runOf(item) % 2, pale = fades && !mark;
@@ -247,9 +248,7 @@ function under(px, py) {
   const row = rows.find(row => !row.memory && y >= row.y && y < row.y + row.high);
   if (!row || px < view.gutter) return -1;
   const lane = lanes(row).reduce((best, lane) => (y >= lane.y ? lane : best));
-  const items = lane.times.rows[row.stream], near = clicks(px + 3) - clicks(px);
-  const at = lane.times.first(row.stream, clicks(px) - near), found = [];
-  for (let i = at; i < items.length && lane.times.start[items[i]] <= clicks(px) + near; i++) found.push(items[i]);
-  const off = item => Math.max(lane.times.start[item] - clicks(px), clicks(px) - lane.times.end(item), 0);
-  return found.reduce((best, item) => (best < 0 || off(item) < off(best) ? item : best), -1);
+  const off = item => Math.max(lane.times.start[item] - when(px), when(px) - lane.times.end(item), 0);
+  const near = lane.times.rows[row.stream].filter(item => off(item) <= when(3) - when(0));
+  return near.reduce((best, item) => (best < 0 || off(item) < off(best) ? item : best), -1);
 }

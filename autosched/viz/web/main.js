@@ -69,17 +69,18 @@ if (names.length > 1) {
   KEYS.splice(-2, 0, [["1"], "predicted times", () => setMode("predicted")], [["2"], "measured times", () => setMode("measured")],
     [["3"], "both", () => setMode("both")]);
 }
+const commandOf = key => KEYS.find(([keys]) => keys.includes(key))?.[2];
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
   const typing = event.target === byId("search"), inText = details.contains(event.target) && event.key.startsWith("Arrow");
   if (inText || (typing && !["Enter", "Escape"].includes(event.key))) return;
   if (event.target.tagName === "BUTTON" && event.key === "Enter") return;
   const key = event.shiftKey && event.key === "Enter" ? "Shift+Enter" : event.key;
-  const bound = KEYS.find(([keys]) => keys.includes(key));
-  if (!bound) return;
+  const press = commandOf(key);
+  if (!press) return;
   event.preventDefault();
   if (typing && key === "Escape") gantt.focus();
-  bound[2]();
+  press();
 });
 byId("bindings").append(...[
   ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"],
@@ -88,10 +89,7 @@ byId("bindings").append(...[
   ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
 
 byId("search").addEventListener("input", event => search(event.target.value));
-for (const [id, press] of Object.entries({
-  closer: () => zoom(0.6), further: () => zoom(1 / 0.6), fit, towards: () => reveal(state.chosen, true), ask: () => byId("help").showModal(),
-  whole: () => showView(0),
-})) byId(id).addEventListener("click", press);
+for (const made of document.querySelectorAll("[data-key]")) made.addEventListener("click", commandOf(made.dataset.key));
 
 function showModes() {
   const modes = names.length > 1 ? [...names, "both"] : [];
@@ -144,7 +142,7 @@ gantt.addEventListener("wheel", event => {
   const [px] = within(gantt, event);
   if (px < view.gutter && !event.ctrlKey) pan(0, event.deltaY);
   else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / view.wide);
-  else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(px));
+  else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), when(px));
 }, { passive: false });
 dragged(graph, (dx, dy) => graph.scrollBy(-dx, -dy));
 graph.addEventListener("click", event => {

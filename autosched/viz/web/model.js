@@ -23,17 +23,12 @@ const successors = item => users[item];
 const through = (item, next) => next(item).flatMap(other => (isCopy(other) ? [other, ...through(other, next)] : [other]));
 
 class Times {
-  // When each item ran; NaN for what did not.
+  // When each item ran, in nanoseconds; NaN for what did not.
   constructor(columns) {
-    this.start = new Float64Array(count).fill(NaN);
-    this.seconds = Float64Array.from(columns.seconds);
+    this.start = Float64Array.from(columns.start, start => start ?? NaN);
+    this.taken = Float64Array.from(columns.taken);
     this.rows = data.streams.map(() => []);
-    const ended = data.streams.map(() => 0);
-    columns.idle.forEach((idle, item) => {
-      if (idle === null) return;
-      this.start[item] = ended[data.on[item][0]] + idle;
-      for (const row of data.on[item]) { this.rows[row].push(item); ended[row] = this.end(item); }
-    });
+    data.on.forEach((on, item) => { if (this.ran(item)) for (const row of on) this.rows[row].push(item); });
     for (const row of this.rows) row.sort((a, b) => this.start[a] - this.start[b] || a - b);
     this.critical = new Set(columns.critical);
     this.waits = absolute(columns.waits);
@@ -42,20 +37,10 @@ class Times {
     this.period = columns.period;
     const all = this.rows.flat();
     this.makespan = all.reduce((most, item) => Math.max(most, this.end(item)), 0);
-    this.busy = this.rows.map(row => row.reduce((sum, item) => sum + this.seconds[item], 0));
+    this.busy = this.rows.map(row => row.reduce((sum, item) => sum + this.taken[item], 0));
   }
   ran(item) { return !Number.isNaN(this.start[item]); }
-  end(item) { return this.start[item] + this.seconds[item]; }
-  // The place in a row of the first item that does not end before a time.
-  first(row, time) {
-    const items = this.rows[row];
-    let low = 0, high = items.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.end(items[middle]) < time) low = middle + 1; else high = middle;
-    }
-    return low;
-  }
+  end(item) { return this.start[item] + this.taken[item]; }
 }
 
 const times = Object.fromEntries(Object.entries(data.timelines).map(([name, columns]) => [name, new Times(columns)]));
@@ -66,15 +51,11 @@ const makespan = Math.max(...names.map(name => times[name].makespan), 1);
 const runOf = item => Math.floor(item / data.each), several = count > data.each;
 const ofRun = item => (runOf(item) ? ` of run ${runOf(item)}` : "");
 const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]) + ofRun(item);
-const source = item => data.source[item];
-const module = item => data.module[item];
 // A name without the path of its module before it.
 function brief(item) {
-  const path = `${module(item)}.`, name = data.name[item];
+  const path = `${data.module[item]}.`, name = data.name[item];
   return path.length > 1 && name.startsWith(path) ? name.slice(path.length) : name;
 }
-const calls = item => data.calls[item];  // of a merged task
-const phase = item => data.phase[item];
 const place = item => data.way[item] || device(item);
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
 
@@ -82,12 +63,13 @@ const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).
 const phased = new Set(data.phase.filter(Boolean)).size > 1;
 function kind(item) {
   if (isCopy(item)) return "copy";
-  return phased && ["backward", "optimizer"].includes(phase(item)) ? `task ${phase(item)}` : "task";
+  return phased && ["backward", "optimizer"].includes(data.phase[item]) ? `task ${data.phase[item]}` : "task";
 }
 
+const NS = 1e-9;
 const unitOf = seconds => [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
-function time(clicks, digits = 3) {
-  const seconds = clicks * data.click, [scale, unit] = unitOf(seconds);
+function time(ns, digits = 3) {
+  const seconds = ns * NS, [scale, unit] = unitOf(seconds);
   const value = Number((seconds / scale).toPrecision(digits));
   return value === 0 ? "0 us" : `${value.toLocaleString("en", { maximumSignificantDigits: 6 })} ${unit}`;
 }
@@ -119,7 +101,7 @@ function select(items, group = "") {
 function search(words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = item => {
-    const all = `${label(item)}\n${module(item)}\n${phase(item)}\n${streamsOf(item)}\n${source(item)}`.toLowerCase();
+    const all = `${label(item)}\n${data.module[item]}\n${data.phase[item]}\n${streamsOf(item)}\n${data.source[item]}`.toLowerCase();
     return wanted.every(word => all.includes(word));
   };
   state.hits = wanted.length ? Array.from({ length: count }, (_, item) => item).filter(fits) : [];

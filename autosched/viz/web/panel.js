@@ -38,7 +38,7 @@ function list(title, items) {
   if (items.length > LISTED) part.append(make("p", `and ${(items.length - LISTED).toLocaleString("en")} more`));
   return part;
 }
-const describeShort = item => `${place(item)}${shown().ran(item) ? `, ${time(shown().seconds[item])}` : ""}`;
+const describeShort = item => `${place(item)}${shown().ran(item) ? `, ${time(shown().taken[item])}` : ""}`;
 
 function waiting(item) {
   const t = shown(), last = t.last[item];
@@ -52,7 +52,7 @@ function ran(item) {
   return names.map(name => {
     const t = times[name];
     if (!t.ran(item)) return [name, "did not run"];
-    return [names.length > 1 ? name : "when", `${time(t.start[item], 5)} to ${time(t.end(item), 5)}, takes ${time(t.seconds[item])}`];
+    return [names.length > 1 ? name : "when", `${time(t.start[item], 5)} to ${time(t.end(item), 5)}, takes ${time(t.taken[item])}`];
   });
 }
 
@@ -66,9 +66,9 @@ function showItem(item) {
   const wait = make("span", ...waiting(item));
   details.append(make("h2", label(item)));
   const left = make("div", facts([
-    ["module", module(item)], ["phase", phase(item)],
+    ["module", data.module[item]], ["phase", data.phase[item]],
     [isCopy(item) ? "from, to" : "device", place(item)], ["stream", streamsOf(item)],
-    ...ran(item), ["waited for", wait], ["source", source(item)], ["calls", calls(item)],
+    ...ran(item), ["waited for", wait], ["source", data.source[item]], ["calls", data.calls[item]],
     ["critical path", shown().critical.has(item) ? "yes" : ""],
   ]));
   const parts = [left];
@@ -81,9 +81,9 @@ function showItem(item) {
 }
 
 function showGroup() {
-  const items = state.chosen, total = items.reduce((sum, item) => sum + (shown().ran(item) ? shown().seconds[item] : 0), 0);
+  const items = state.chosen, total = items.reduce((sum, item) => sum + (shown().ran(item) ? shown().taken[item] : 0), 0);
   details.append(make("h2", state.group), make("p", `${items.length} tasks, ${time(total)} in all. Double-click it in the graph to look inside.`));
-  details.append(list("The longest", [...items].sort((a, b) => shown().seconds[b] - shown().seconds[a])));
+  details.append(list("The longest", [...items].sort((a, b) => shown().taken[b] - shown().taken[a])));
 }
 
 function showAll() {
@@ -92,7 +92,7 @@ function showAll() {
     stream.join("/"), time(t.busy[row]), time(Math.max(t.makespan - t.busy[row], 0)),
     `${Math.round((100 * t.busy[row]) / (t.makespan || 1))}%`, String(tasks(row)), String(t.rows[row].length - tasks(row)),
   ]);
-  const longest = runs.filter(item => t.ran(item)).sort((a, b) => t.seconds[b] - t.seconds[a]).slice(0, 12);
+  const longest = runs.filter(item => t.ran(item)).sort((a, b) => t.taken[b] - t.taken[a]).slice(0, 12);
   const columns = make("div",
     make("div", make("h3", "Streams"), table(["", "busy", "idle", "share", "tasks", "copies"], lines)),
     list("The longest tasks", longest));
@@ -158,10 +158,10 @@ function showTip(item, event, clear) {
   const tip = document.getElementById("tip");
   tip.hidden = item < 0;
   if (item < 0) return;
-  const last = shown().last[item], extra = [module(item), phase(item)].filter(Boolean).join(", ");
+  const last = shown().last[item], extra = [data.module[item], data.phase[item]].filter(Boolean).join(", ");
   tip.replaceChildren(make("b", label(item)), facts([
     ["", extra], [isCopy(item) ? "copy" : "on", isCopy(item) ? place(item) : streamsOf(item)], ...ran(item),
-    ["waited for", last < 0 ? "" : label(last)], ["source", source(item)],
+    ["waited for", last < 0 ? "" : label(last)], ["source", data.source[item]],
   ]));
   const box = tip.getBoundingClientRect(), below = event.clientY + 18;
   const [top, bottom] = clear ?? [event.clientY, below];
