@@ -13,10 +13,10 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,71 +102,46 @@ def _least(watch: EventWatch, calls: Sequence[Call]) -> float:
 # ---- links
 
 
-class _Direction(NamedTuple):
-    """One direction of a link, host memory pinned or not: median seconds of copies by bytes."""
-
-    source: str
-    destination: str
-    pinned: bool
-    seconds: Mapping[int, float]
-
-
 def measured_links(machine: Machine, *, repeat: int = 9, track: Track = iter) -> Machine:
     """Return the machine with measured links: each is as fast as the slower of its two directions.
 
     A link without a measurable rate, or with an impossible one, is not changed, with a warning.
     Links of storage devices are left out: see ``measure_storage``.
     """
-    by_ends: dict[frozenset[str], list[_Direction]] = {}
-    for found in _directions(machine, repeat, track):
-        by_ends.setdefault(frozenset((found.source, found.destination)), []).append(found)
-    pairs = ((link, frozenset((link.source, link.destination))) for link in machine.links)
-    links = (_measured_link(link, by_ends.get(ends, ())) for link, ends in pairs)
-    return replace(machine, links=tuple(links))
+    where = {d.name: torch_device(d) for d in machine.devices if not d.is_storage}
+
+    def measured(link: Link) -> Link:
+        if not {link.source, link.destination} <= where.keys():
+            return link
+        ends = where[link.source], where[link.destination]
+        line = _accepted_line(link, ends, True, repeat)
+        if line is None:
+            return link
+        slow = link.pageable_bytes_per_second
+        if ends[0] != ends[1] and "cpu" in (ends[0].type, ends[1].type):
+            pageable = _accepted_line(link, ends, False, repeat)
+            slow = slow if pageable is None else pageable[0]
+        rate, latency = line
+        slow = None if slow is None else min(slow, rate)
+        return replace(link, bytes_per_second=rate, latency=latency, pageable_bytes_per_second=slow)
+
+    return replace(machine, links=tuple(map(measured, track(machine.links))))
 
 
-def _directions(machine: Machine, repeat: int, track: Track) -> Iterator[_Direction]:
-    """Yield the times of copies in each direction; of host memory page-locked and pageable."""
-    device = {d.name: torch_device(d) for d in machine.devices if not d.is_storage}
-    pairs = []
-    for link in machine.links:
-        if not {link.source, link.destination} <= device.keys():
-            continue
-        source, destination = device[link.source], device[link.destination]
-        on_host = "cpu" in (source.type, destination.type) and source != destination
-        for ends in ((link.source, link.destination), (link.destination, link.source)):
-            pairs += [(*ends, True), (*ends, False)] if on_host else [(*ends, True)]
-    for start, end, pinned in track(pairs):
-        copy = partial(_copies, device[start], device[end], pinned, repeat)
-        yield _Direction(start, end, pinned, {size: copy(size) for size in SIZES})
-
-
-def _measured_link(link: Link, directions: Sequence[_Direction]) -> Link:
-    line, pageable = (
-        _accepted_line(link, [found for found in directions if found.pinned == pinned])
-        for pinned in (True, False)
-    )
-    if line is None:
-        return link
-    rate, latency = line
-    slow = link.pageable_bytes_per_second if pageable is None else pageable[0]
-    slow = None if slow is None else min(slow, rate)
-    return replace(link, bytes_per_second=rate, latency=latency, pageable_bytes_per_second=slow)
-
-
-def _accepted_line(link: Link, directions: Sequence[_Direction]) -> tuple[float, float] | None:
+def _accepted_line(
+    link: Link, ends: tuple[torch.device, torch.device], pinned: bool, repeat: int
+) -> tuple[float, float] | None:
     """Return the line through the slower copies of each size; warn if no link can have it."""
-    if not directions:
-        return None
-    sizes = directions[0].seconds
-    slower = {size: max(found.seconds[size] for found in directions) for size in sizes}
-    line = fitted(slower)
+    ways = ends, ends[::-1]
+    line = fitted(
+        {size: max(_copies(*way, pinned, repeat, size) for way in ways) for size in SIZES}
+    )
     if line and _RATES[0] <= line[0] <= _RATES[1] and line[1] <= _LATENCY:
         return line
     what = "no rate" if line is None else f"{line[0]:.3g} bytes per second after {line[1]:.3g} s"
-    ends = f"{link.source!r} and {link.destination!r}"
+    names = f"{link.source!r} and {link.destination!r}"
     warnings.warn(
-        f"copies between {ends} show {what}, which no link has; it stays as it was", stacklevel=4
+        f"copies between {names} show {what}, which no link has; it stays as it was", stacklevel=4
     )
     return None
 

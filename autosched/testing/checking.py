@@ -34,6 +34,7 @@ from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.check import Watcher
 from autosched.runtime.execute import Executor
 from autosched.runtime.threads.interleaver import Choose
+from autosched.scheduling.arguments import check_arguments, checked_count
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
 from autosched.simulation.simulate import durations
@@ -86,19 +87,14 @@ def check(
     >>> print(check(graph, Machine.emulated(gpus=2), **how))
     1 schedules, 1 distinct programs, 20 interleavings: each as the serial run, bit for bit
     """
+    check_arguments(graph=graph)
+    checked_count(interleavings, "interleavings", 1)
+    is_mapping = isinstance(examples, Mapping)
     is_list = isinstance(policies, (list, tuple, NoneType))
-    is_count = is_whole(interleavings) and interleavings > 0
     is_seed = is_whole(seed) and 0 <= seed < 2**63
     for name, item, fits, what in (
-        ("graph", graph, isinstance(graph, Graph), "a Graph"),
-        (
-            "examples",
-            examples,
-            isinstance(examples, Mapping),
-            "an input of each name, as a mapping",
-        ),
+        ("examples", examples, is_mapping, "an input of each name, as a mapping"),
         ("policies", policies, is_list, "a list of names and functions"),
-        ("interleavings", interleavings, is_count, "a whole number, 1 or more"),
         ("seed", seed, is_seed, "a whole number, 0 to 2**63 - 1"),
     ):
         if not fits:

@@ -129,16 +129,13 @@ def bars(values: Iterable[tuple[str, str, float]], *, title: str, x: str, unit: 
         axes.axvline(0, color=MUTED, linewidth=0.8)
         middles = []
         place = 0.0
-        unnamed = {*series}
         for _, mine in groups:
             middles.append(place + (len(mine) - 1) / 2)
             for _, name, value in mine:
                 i = series.index(name)
                 tone = SERIES[i % len(SERIES)][0]
                 look: Any = {"facecolor": PAPER if i % 2 else tone, "edgecolor": tone}
-                look |= {"label": _label(name)} if name in unnamed else {}
-                unnamed.discard(name)
-                drawn = axes.barh(place, value, height=0.8, **look)
+                drawn = axes.barh(place, value, height=0.8, label=_label(name), **look)
                 axes.bar_label(drawn, [_amount(value, unit)], padding=5)
                 place += 1
             place += 0.4
@@ -168,15 +165,16 @@ def _chart(draw: Callable[[Figure], None], height: float, title: str) -> str:
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(layout="constrained")
         draw(figure)
-        _, labels = figure.axes[0].get_legend_handles_labels()
-        columns = int((WIDTH - 30) / (max(map(text_width, labels), default=0.0) + 56))
-        columns = max(1, min(columns, len(labels)))
-        if labels:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True))  # bars of a series have one entry
+        columns = int((WIDTH - 30) / (max(map(text_width, named), default=0.0) + 56))
+        columns = max(1, min(columns, len(named)))
+        if named:
             place: Any = {"loc": "outside lower left", "ncols": columns}
-            figure.legend(**place)
+            figure.legend(named.values(), named, **place)
         short = _line(shorten(title, WIDTH - 60, TITLE))
         figure.suptitle(short, x=0.015, ha="left", size=0.75 * TITLE, weight="bold")
-        height += 22 * math.ceil(len(labels) / columns) + 30
+        height += 22 * math.ceil(len(named) / columns) + 30
         figure.set_size_inches(WIDTH / 96, height / 96)
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(made, format="svg", metadata=metadata)

@@ -121,15 +121,6 @@ def _idle(timeline: Timeline, spans: Sequence[Span]) -> float:
 # ---- both kinds of charts
 
 
-def sorted_streams(timeline: Timeline) -> list[Stream]:
-    """Return the streams in the order of charts: by hosts, then by the names of devices."""
-    hosts = timeline.hosts
-    return sorted(
-        timeline.streams,
-        key=lambda stream: (natural(hosts.get(stream.device, "")), natural(stream.device)),
-    )
-
-
 def ticks(end: float, most: int) -> list[tuple[float, str]]:
     """Return at most ``most`` steps of round times from 0 to ``end`` seconds, each with its text.
 

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from autosched._lib.text import duration
+from autosched._lib.text import duration, natural
 from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.gantt import sorted_streams
 
 Steps = Sequence[tuple[float, float]]  # (seconds, amount from then on), in the order of time
 Memory = Mapping[str, Steps]
@@ -70,15 +69,16 @@ def _events(
     name: str, timeline: Timeline, memory: Memory, graph: Graph | None, numbers: Iterator[int]
 ) -> Iterator[_Event]:
     """Yield all events of one timeline, in no order; times are in nanoseconds."""
-    streams = sorted_streams(timeline) if timeline.hosts else timeline.streams
-    devices = dict.fromkeys([*(stream.device for stream in streams), *memory])
-    pids = {device: next(numbers) for device in devices}
+    hosts = timeline.hosts
+    devices = {*(stream.device for stream in timeline.streams), *memory}
+    ordered = sorted(devices, key=lambda name: (natural(hosts.get(name, "")), natural(name), name))
+    pids = {device: next(numbers) for device in ordered}
     threads = {
         stream: {"pid": pids[stream.device], "tid": next(numbers)} for stream in timeline.streams
     }
     slices = _slices(timeline)
     for device, pid in pids.items():
-        yield from _named_process(pid, device, timeline.hosts.get(device, ""), name)
+        yield from _named_process(pid, device, hosts.get(device, ""), name)
     for stream, thread in threads.items():
         yield from _named_thread(thread, stream.name)
     in_flight: dict[Stream, list[tuple[int, float]]] = {}  # changes of bytes

@@ -186,13 +186,13 @@ def test_memory_is_counted_even_on_devices_where_nothing_runs():
         perfetto_json(timeline, memory={"cuda:0": [(0, 8), (1e-6, 16.5)], "cpu": [(0, 4)]})
     )
     assert [(e["pid"], e["ts"], e["args"]) for e in of("C", events)] == [
-        (1, 0, {"bytes": 8}),
-        (2, 0, {"bytes": 4}),
-        (1, 1000, {"bytes": 16.5}),
+        (2, 0, {"bytes": 8}),
+        (1, 0, {"bytes": 4}),
+        (2, 1000, {"bytes": 16.5}),
     ]
     assert [e["args"]["name"] for e in of("M", events) if e["name"] == "process_name"] == [
-        "cuda:0",
         "cpu",
+        "cuda:0",
     ]
 
 

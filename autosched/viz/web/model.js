@@ -60,11 +60,8 @@ const place = item => data.way[item] || device(item);
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
 
 // The classes of an item.
-const phased = new Set(data.phase.filter(Boolean)).size > 1;
-function kind(item) {
-  if (isCopy(item)) return "copy";
-  return phased && ["backward", "optimizer"].includes(data.phase[item]) ? `task ${data.phase[item]}` : "task";
-}
+const phased = item => (["backward", "optimizer"].includes(data.phase[item]) ? `task ${data.phase[item]}` : "task");
+const kind = item => (isCopy(item) ? "copy" : phased(item));
 
 const NS = 1e-9;
 const unitOf = seconds => [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
