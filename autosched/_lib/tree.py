@@ -46,11 +46,16 @@ def transform(
             transform(change, item, is_leaf) if isinstance(item, _TREES) else change(item)
             for item in tree
         ]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        return sequence_like(tree, items)
     if isinstance(tree, dict):
         changed = {key: transform(change, item, is_leaf) for key, item in tree.items()}
         return changed if type(tree) is dict else of_its_kind(tree, changed)
     return change(tree)
+
+
+def sequence_like(tree: Any, items: list[Any]) -> Any:
+    """Return a list or tuple, which may be a named one, with other items."""
+    return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
 
 
 def of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:

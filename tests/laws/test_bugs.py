@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -124,6 +126,32 @@ def test_an_input_whose_shape_a_task_changed_elsewhere_came_back_with_the_old_sh
         run(graph, policy=placed(squeeze="cuda:0"), x=torch.ones(1, 3))
     with pytest.raises(ValueError, match="changed how many items the list has"):
         copy_in_host_memory([1], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("item", "other", "error"),
+    [
+        ((1, 2), (3, 4), None),  # was not changed
+        (
+            torch.ones(1),
+            torch.ones(1, dtype=torch.int64),
+            "Tensor of torch.int64 where",
+        ),  # was cast
+        (torch.ones(1), 5, "a int where a Tensor of torch.float32 was"),  # raised AttributeError
+        ([torch.ones(1)], {"a": 1}, "a dict where a list was"),
+        ({"a": 1}, torch.ones(1), "a Tensor of torch.float32 where a dict was"),
+    ],
+)
+def test_what_a_task_put_into_a_list_elsewhere_came_back_as_what_was_there(
+    item: Any, other: Any, error: str | None
+) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(operator.setitem, x, 0, other, writes=[x], outputs=0, name="put")
+    given = [item]
+    with contextlib.nullcontext() if error is None else pytest.raises(asc.TaskError, match=error):
+        run(graph, policy=placed(put="cuda:0"), x=given)
+    assert given == [item if error else other]
 
 
 def test_a_parameter_asked_for_no_gradient_where_it_was_copied_to() -> None:

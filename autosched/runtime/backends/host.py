@@ -14,7 +14,7 @@ from typing import Any
 
 from autosched._lib.allowed import is_storage
 from autosched._lib.copying import clone
-from autosched._lib.tree import transform
+from autosched._lib.tree import sequence_like, transform
 from autosched.graph.files import StoredTensor
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
@@ -119,9 +119,15 @@ def copy_in_host_memory(source: Any, into: Any) -> Any:
 def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None) -> Any:
     """Copy a tensor, an array, or a tree of them over another.
 
-    Return the old one, or the new one if it is immutable. ``put`` copies a tensor over another;
-    by default torch does.
+    Return the old one, or a new one if it is immutable. ``put`` copies a tensor over another; by
+    default torch does. Raises ValueError where one is of another kind or size.
     """
+    if not isinstance(old, (dict, list, tuple)) and not hasattr(old, "shape"):
+        return copying.deepcopy(new)
+    if _kind(old) != _kind(new):
+        raise ValueError(
+            f"a task put a {_described(new)} where a {_described(old)} was, and it lives elsewhere"
+        )
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
             kind = type(old).__name__
@@ -132,11 +138,10 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
             old.update({key: overwritten(old[key], item, put) for key, item in new.items()})
             return old
         items = [overwritten(*pair, put) for pair in zip(old, new, strict=True)]
-        if isinstance(old, list):
-            old[:] = items
+        if isinstance(old, tuple):
+            return sequence_like(old, items)
+        old[:] = items
         return old
-    if not hasattr(old, "shape"):
-        return copying.deepcopy(new)
     if old.shape != new.shape:
         raise ValueError(
             f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as "
@@ -151,6 +156,17 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
     else:
         put(over, source)
     return old
+
+
+def _kind(item: Any) -> tuple[Any, ...]:
+    """Return what two items have in common if one can be copied over the other."""
+    tree = isinstance(item, dict), isinstance(item, (list, tuple))
+    return *tree, hasattr(item, "copy_"), getattr(item, "dtype", None)
+
+
+def _described(item: Any) -> str:
+    dtype = getattr(item, "dtype", None)
+    return type(item).__name__ + ("" if dtype is None else f" of {dtype}")
 
 
 def _distinct(old: Any, new: Any) -> tuple[Any, Any]:
