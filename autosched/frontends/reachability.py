@@ -15,7 +15,7 @@ import os
 import sys
 import weakref
 from array import array
-from collections import UserDict, deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import (
     Callable,
     Collection,
@@ -39,6 +39,7 @@ from types import (
     ModuleType,
 )
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy
 import torch
@@ -120,8 +121,8 @@ class Reach:
             self.attributes: list[tuple[Any, str]] = []
             self.objects: list[Any] = []
             self.contents: list[Callable[[], Any]] = []
+            self.classes: dict[int, type] = {}  # that were read, by the ids of their dicts
             self._seen: dict[int, tuple[int, Any]] = {}
-            self._classes_read: set[int] = set()
             self._walk()
 
     def unchanged(self) -> Callable[[], bool]:
@@ -132,18 +133,18 @@ class Reach:
         """
         names: dict[int, tuple[Any, list[str]]] = {}
         for namespace, name in self.entries:
-            holder = namespace if (own := _dict_of(namespace)) is None else own
+            holder = namespace if (own := dict_of(namespace)) is None else own
             names.setdefault(id(holder), (holder, []))[1].append(name)
         reads: list[tuple[Any, Callable[[], list[Any]]]] = [
             *((item, partial(_contents, item)) for item in self.containers if item),
             *((held, partial(_entries, held, some)) for held, some in names.values()),
         ]
         known = [
-            (held, read, read()) for item, read in reads if (held := _dict_of(item)) is not None
+            (held, read, read()) for item, read in reads if (held := dict_of(item)) is not None
         ]
         dicts = [held for held, _, _ in known]
         views: list[Iterable[Any]] = []  # of other containers, such as lists
-        for item in (item for item, _ in reads if _dict_of(item) is None):
+        for item in (item for item, _ in reads if dict_of(item) is None):
             is_mapping = isinstance(item, Mapping)
             views += (item.keys(), item.values(), _END) if is_mapping else (item, _END)
         empty = [item for item in self.containers if not item]
@@ -206,8 +207,8 @@ class Reach:
         match item:
             case list() | tuple() | set() | frozenset() | dict() | deque() | MappingProxyType():
                 yield from self._container(item)
-            case UserDict():
-                yield item.data
+            case UserDict() | UserList() | ChainMap() | WeakKeyDictionary() | WeakValueDictionary():
+                yield from (getattr(item, name, None) for name in ("data", "maps"))
                 yield from self._object(item)
             case (
                 functools.partial()
@@ -355,9 +356,9 @@ class Reach:
         """Yield attributes of classes that code mentions or Python calls."""
         self.key.append(id(kind))
         for base in kind.__mro__:
-            if _is_known(base.__module__) or id(base) in self._classes_read:
+            if _is_known(base.__module__) or id(dict_of(vars(base))) in self.classes:
                 continue
-            self._classes_read.add(id(base))
+            self.classes[id(dict_of(vars(base)))] = base
             if not is_installed(base.__module__):
                 self.containers.append(vars(base).keys())
             for name, item in list(vars(base).items()):
@@ -367,7 +368,7 @@ class Reach:
                     yield item
 
 
-def _dict_of(item: Any) -> dict[Any, Any] | None:
+def dict_of(item: Any) -> dict[Any, Any] | None:
     """Return the dict that an object is, or of which it is a view; None for other containers."""
     if type(item) is MappingProxyType or type(item) is _KEYS:
         (item,) = gc.get_referents(item)

@@ -160,23 +160,17 @@ def without_repeats(graph: torch.fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def without_reads(graph: torch.fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Let the last placeholders, 0-dimensional tensors, represent the floats read from them.
+def without_unused(graph: torch.fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
+    """Remove those of the last placeholders that nothing uses; return the names of the others.
 
-    ``names`` are theirs; return those of the floats that are used.
+    ``names`` are those of all.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    used = []
-    for name, node in zip(names, inputs[len(inputs) - len(names) :], strict=True):
-        for read in list(node.users):
-            node.meta["val"] = read.meta["val"]
-            read.replace_all_uses_with(node)
-            graph.erase_node(read)
-        if node.users:
-            used.append(name)
-        else:
-            graph.erase_node(node)
-    return tuple(used)
+    own = dict(zip(names, inputs[len(inputs) - len(names) :], strict=True))
+    used = tuple(name for name, node in own.items() if node.users)
+    for name in own.keys() - {*used}:
+        graph.erase_node(own[name])
+    return used
 
 
 class Number(torch.SymFloat):

@@ -24,12 +24,21 @@ import warnings
 import weakref
 import zlib
 from array import array
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from contextvars import ContextVar
 from functools import partial
 from operator import is_, ne
-from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, NoneType
+from types import FrameType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy
@@ -42,7 +51,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.frontends.reachability import Reach, is_installed, is_iterator
+from autosched.frontends.reachability import Reach, dict_of, is_installed, is_iterator
 from autosched.frontends.state import State
 from autosched.frontends.unsupported import refusal
 
@@ -73,8 +82,8 @@ class SideEffects:
         for item in (*found, *state.optimizers.values()):
             if isinstance(getattr(item, "__dict__", None), dict):
                 self._owners[id(vars(item))] = item
-                kind = partial(_ATTRIBUTE, f"a {type(item).__name__}")
-                self._labels.setdefault(id(vars(item)), kind)
+                label = partial(_ATTRIBUTE, f"a {type(item).__name__}")
+                self._labels.setdefault(id(vars(item)), label)
             if isinstance(item, FunctionType):
                 self._labels[id(item.__globals__)] = "global {!r}".format
                 names = item.__code__.co_freevars
@@ -98,20 +107,11 @@ class SideEffects:
                 self._labels |= dict.fromkeys((id(vars(part)), id(part._parameters)), label)
                 self._owners[id(vars(part))] = part
                 self._state.add(id(part._buffers))
-        named: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for item, name in reach.entries:
-            if name in item:
-                named.setdefault(id(item), (item, {}))[1][name] = item[name]
-        cells = [item for item, name in reach.attributes if name == "cell_contents"]
+        for number, kind in reach.classes.items():
+            self._labels[number] = partial(_ATTRIBUTE, f"class {kind.__name__}")
+        self._owners |= reach.classes
         self._tables = {id(item) for item in state.tables()}
-        every = (*reach.containers, *own, *state.tables())
-        tables = {id(item): item for item in every if isinstance(item, (list, dict))}
-        # Cells, lists and dicts with their items, and whether these are all of them.
-        self._before: list[tuple[Any, dict[Any, Any], bool]] = [
-            *((cell, _items(cell), False) for cell in cells),
-            *((item, old, False) for item, old in named.values()),
-            *((item, _items(item), True) for item in tables.values()),
-        ]
+        self._before = _tables(reach, [*own, *state.tables()], self._owners)
         self._originals = list(self._before)
         with _on_real_tensors():
             hidden = [(item, how) for item in (*found, *_GLOBAL.values()) if (how := _hidden(item))]
@@ -130,28 +130,28 @@ class SideEffects:
         ``fixed`` are further items of dicts, by the ids of these.
         """
         everywhere = {key: twin for key, twin in twins.items() if key in trained}
-        for i, (table, old, is_whole) in enumerate(self._originals):
-            known = twins if id(table) in self._tables else everywhere
-            new = {_twin(key, known): _twin(item, known) for key, item in old.items()}
-            if is_whole:
-                new |= fixed.get(id(table), {})
-            if not all(map(is_, (*new, *new.values()), (*old, *old.values()))):
-                _put(table, new, is_whole)
-            self._before[i] = (table, new, is_whole)
-
-    def _slots(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield each container, key, and item of before."""
-        return ((item, key, old[key]) for item, old, _ in self._before for key in old)
+        for i, table in enumerate(self._originals):
+            known = twins if id(table.holder) in self._tables else everywhere
+            if not isinstance(table.holder, set):  # its order would be another one
+                new = {_twin(key, known): _twin(item, known) for key, item in table.items.items()}
+                new |= fixed.get(id(table.holder), {})
+                self._before[i] = table._replace(items=new)
+                self._before[i].put()
 
     def name_of(self, wanted: Any) -> str | None:
         """Return the name of an object that was reached, or None."""
-        found = ((item, key) for item, key, held in self._slots() if held is wanted)
-        return next((self._name(*slot) for slot in found), None)
+        for table in self._before:
+            for key, item in table.items.items():
+                if item is wanted:
+                    return self._name(table.holder, key)
+        return None
 
     def _name(self, container: Any, key: Any) -> str:
         if (label := self._labels.get(id(container))) is not None:
             return label(key)
-        return f"{self.name_of(container) or f'a {type(container).__name__}'}[{key!r}]"
+        name = self.name_of(container) or f"a {type(container).__name__}"
+        has_items = isinstance(container, (dict, *_LISTS))
+        return f"{name}[{key!r}]" if has_items else _ATTRIBUTE(name, key)
 
     def check(self) -> None:
         """Raise CaptureError for the first change that a graph cannot make."""
@@ -179,28 +179,29 @@ class SideEffects:
         A number may change with each step; a flag can be set after each run of the graph.
         """
         return [
-            (items, name, items[name])
-            for items, old, is_whole in self._before
-            if id(items) in self._owners and isinstance(items, dict)
-            for name in (items if is_whole else old)
-            if _is_switched(items.get(name, 0), old.get(name))
+            (table.holder, name, item)
+            for table in self._before
+            if table.owner is not None and not isinstance(table.owner, type)
+            for name, item in table.present().items()
+            if _is_switched(item, table.items.get(name, _ABSENT))
         ]
 
     def _changes(self) -> Iterator[str]:
         switched = {(id(items), name) for items, name, _ in self.switched()}
-        for table, old, is_whole in self._before:
-            now = _items(table)
-            if isinstance(table, list):
+        for table in self._before:
+            holder, old, now = table.holder, table.items, table.present()
+            if isinstance(holder, _LISTS):
                 if now.keys() != old.keys() or not all(map(_same, now.values(), old.values())):
-                    yield f"{self.name_of(table) or 'a list'} has other items"
+                    yield f"{self.name_of(holder) or f'a {type(holder).__name__}'} has other items"
                 continue
-            for key in (
-                ({**old, **now} if is_whole else old) if id(table) not in self._state else ()
-            ):
-                known = (id(table), key) in switched or self._is_known(table, key)
-                known |= id(table) in self._moments and _is_tensor(key)
-                if not known and not _same(now.get(key), old.get(key)):
-                    yield f"{self._name(table, key)} is {_shown(now.get(key))}"
+            is_data = table.others == () and table.owner is None and id(holder) not in self._tables
+            if is_data and old.keys() == now.keys() and not all(map(is_, old, now)):
+                yield f"{self.name_of(holder) or 'a dict'} has its items in another order"
+            for key in {**old, **now} if id(holder) not in self._state else ():
+                known = (id(holder), key) in switched or self._is_known(holder, key)
+                known |= id(holder) in self._moments and _is_tensor(key)
+                if not known and not _same(now.get(key, _ABSENT), old.get(key, _ABSENT)):
+                    yield f"{self._name(holder, key)} is {_shown(now.get(key))}"
 
     def _is_known(self, attributes: Any, key: Any) -> bool:
         """Whether an attribute is state or internal to torch."""
@@ -215,30 +216,95 @@ class SideEffects:
     def undo(self) -> None:
         """Undo all changes."""
         for table in self._originals:
-            _put(*table)
+            table.put()
         with _on_real_tensors():
             for item, how, state in (*self._hidden, *self._seeds):
                 if how.write is not None:
                     how.write(item, state)
 
 
-def _items(container: Any) -> dict[Any, Any]:
-    """Return the present items of a list, dict or cell."""
-    if isinstance(container, CellType):
-        return {"cell_contents": container.cell_contents}
-    return dict(enumerate(container) if isinstance(container, list) else container)
+_LISTS = (list, deque, set)
+_ABSENT: Any = object()
 
 
-def _put(container: Any, items: Mapping[Any, Any], is_whole: bool) -> None:
-    """Put items in their places; ``is_whole``: there are no others."""
-    if isinstance(container, CellType):
-        container.cell_contents = items["cell_contents"]
-    elif isinstance(container, list):
-        container[:] = items.values()
-    elif isinstance(container, dict):  # not the attributes of a class
-        if is_whole:
-            container.clear()
-        container.update(items)
+class _Table(NamedTuple):
+    """What is in a list, dict or set, or are attributes of an object, class or cell.
+
+    Compared are ``items``, and those of a dict that are new: not among the ``others``, unless that
+    is None. ``owner``: whose attributes are in a dict.
+    """
+
+    holder: Any
+    items: dict[Any, Any]
+    others: Container[Any] | None = None
+    owner: Any = None
+
+    def present(self) -> dict[Any, Any]:
+        """Return the present items; of a set, by their ids."""
+        holder = self.holder
+        if isinstance(holder, set):
+            return {id(item): item for item in holder}
+        if isinstance(holder, _LISTS):
+            return dict(enumerate(holder))
+        if not isinstance(holder, dict):
+            return {name: getattr(holder, name, _ABSENT) for name in self.items}
+        if self.others is None:
+            return {key: holder.get(key, _ABSENT) for key in self.items}
+        return {key: holder[key] for key in holder if key in self.items or self._is_new(key)}
+
+    def _is_new(self, key: Any) -> bool:
+        """Whether a step has added a key; attributes that Python adds, imports and caches are not."""
+        if self.owner is None:
+            return True
+        is_cached = isinstance(getattr(type(self.owner), key, None), functools.cached_property)
+        is_import = isinstance(self.holder[key], ModuleType)
+        return not (key in (self.others or ()) or is_cached or is_import or key.startswith("__"))
+
+    def put(self) -> None:
+        """Put the items in their places."""
+        holder, items, now = self.holder, self.items, self.present()
+        is_same = len(now) == len(items) and all(map(is_, now.values(), items.values()))
+        if is_same and (isinstance(holder, _LISTS) or all(map(is_, now, items))):
+            return
+        if isinstance(holder, _LISTS):
+            holder.clear()
+            (holder.update if isinstance(holder, set) else holder.extend)(items.values())
+        elif isinstance(holder, dict) and not isinstance(self.owner, type):
+            for key in now:
+                holder.pop(key, None)
+            holder.update({key: item for key, item in items.items() if item is not _ABSENT})
+        else:
+            owner = holder if self.owner is None else self.owner
+            for key, item in {**dict.fromkeys(now, _ABSENT), **items}.items():
+                if item is not _ABSENT:
+                    setattr(owner, key, item)
+                elif now.get(key, _ABSENT) is not _ABSENT:
+                    delattr(owner, key)
+
+
+def _tables(reach: Reach, more: Iterable[Any], owners: Mapping[int, Any]) -> list[_Table]:
+    """Return what a step may change: all that guards compare, and ``more``."""
+    found: dict[int, _Table] = {}
+
+    def table(holder: Any, others: Container[Any] | None = None) -> _Table:
+        return _Table(holder, {}, others, owners.get(id(holder)))
+
+    classes = [(item, "__class__") for item in reach.objects]
+    for item, name in (*reach.attributes, *classes):
+        found.setdefault(id(item), table(item)).items[name] = getattr(item, name, _ABSENT)
+    for item, name in reach.entries:
+        held = dict_of(item) or item
+        found.setdefault(id(held), table(held)).items[name] = held.get(name, _ABSENT)
+    containers = [*reach.containers, *more]
+    for view in containers:
+        if isinstance(view, KeysView) and (keys := dict_of(view)) is not None:
+            known = found.get(id(keys), table(keys))
+            found[id(keys)] = known._replace(others=keys.keys() - known.items)
+    for item in containers:
+        whole = item if isinstance(item, (dict, *_LISTS)) else dict_of(item)
+        if whole is not None and not isinstance(item, KeysView):
+            found[id(whole)] = table(whole, ())._replace(items=table(whole, ()).present())
+    return list(found.values())
 
 
 def _twin(item: Any, twins: Mapping[int, Any]) -> Any:
@@ -264,7 +330,7 @@ def _is_tensor(item: Any) -> bool:
 def _is_switched(now: Any, before: Any) -> bool:
     """Whether a flag, or tensor, is another flag now."""
     flags = (bool, str, NoneType)
-    was_flag = isinstance(before, (*flags, torch.Tensor))
+    was_flag = before is _ABSENT or isinstance(before, (*flags, torch.Tensor))
     return isinstance(now, flags) and was_flag and not _same(now, before)
 
 
@@ -349,7 +415,7 @@ _STATES: list[tuple[Any, _Hidden]] = [
         BitGenerator,
         _Hidden(lambda item: item.state, lambda item, state: setattr(item, "state", state)),
     ),
-    ((numpy.ndarray, array), _Hidden(lambda item: zlib.crc32(item.tobytes()))),
+    ((numpy.ndarray, array, bytearray), _Hidden(lambda item: zlib.crc32(bytes(item)))),
     ((queue.Queue, queue.SimpleQueue), _Hidden(lambda item: item.qsize())),
     (io.IOBase, _Hidden(_position)),
     (ContextVar, _Hidden(lambda item: id(item.get(None)))),

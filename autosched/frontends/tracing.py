@@ -35,8 +35,8 @@ from autosched.frontends.settings import (
     Number,
     Settings,
     values_of,
-    without_reads,
     without_repeats,
+    without_unused,
 )
 from autosched.frontends.side_effects import (
     Call,
@@ -206,11 +206,12 @@ class Trace:
             annotating_origins(self.state.modules, self._refuse, self.made.add),
         ):
             fakes = Fakes()
-            inputs = [fakes.from_tensor(item) for item in self.examples.values()]
-            floats = [torch.tensor(item, dtype=torch.float64) for _, item in settings.values()]
-            inputs += map(fakes.from_tensor, floats)
+            inputs: list[Any] = [fakes.from_tensor(item) for item in self.examples.values()]
+            assert fakes.shape_env is not None
+            with fakes.shape_env.ignore_fresh_unbacked_symbols():
+                inputs += [fakes.shape_env.create_unbacked_symfloat() for _ in settings]
             self.module = make_fx(step, tracing_mode="fake")(inputs)
-        self.settings.names = without_reads(self.module.graph, list(settings))
+        self.settings.names = without_unused(self.module.graph, list(settings))
         without_repeats(self.module.graph)
         _without_shapes(self.module.graph)
 
@@ -252,8 +253,8 @@ class Trace:
     def _numbers(self, floats: Sequence[Any]) -> dict[str, Number]:
         found = values_of(self.state, self.varying).items()
         return {
-            part: Number(tensor.item(), value, self.settings, frozenset([name]), part)
-            for (part, (name, value)), tensor in zip(found, floats, strict=True)
+            part: Number(symbol, value, self.settings, frozenset([name]), part)
+            for (part, (name, value)), symbol in zip(found, floats, strict=True)
         }
 
     def _results(self, result: Any) -> list[Any]:

@@ -65,6 +65,7 @@ TAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda: numpy.ones(2),
         lambda item: item.__setitem__(0, item[0] + 1) or 1,
     ),
+    "bytes": (lambda: bytearray(3), lambda item: item.__setitem__(0, item[0] + 1) or 1),
     "an array": (lambda: array.array("d", NUMBERS), lambda item: item.append(1) or 1),
     "a context variable": (
         lambda: contextvars.ContextVar("v", default=1),

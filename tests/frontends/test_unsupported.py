@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import ChainMap, UserList, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,6 +240,94 @@ def test_what_a_step_keeps_elsewhere_is_named_and_put_back() -> None:
     ]:
         refused(f"{said} after the step, but a graph changes only tensors", fn, X)
     assert (history, last, box.total) == ([], None, 0)
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+
+class Counting:
+    """Has no count yet."""
+
+
+def counted(holder: Any) -> Any:
+    """Count in an attribute, which may be the first time."""
+    holder.count = getattr(holder, "count", 0) + 1
+    return holder.count
+
+
+def slotted() -> Slotted:
+    made = Slotted()
+    made.count = 0
+    return made
+
+
+def function() -> Callable[[], int]:
+    return lambda number=0: number
+
+
+KEEPING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
+    "slot": (slotted, counted, "attribute 'count' of variable 'thing' is 1"),
+    "attribute that was not there": (Counting, counted, "attribute 'count' of a Counting is 1"),
+    "attribute of a function": (function, counted, "attribute 'count' of a function is 1"),
+    "default of a function": (
+        function,
+        lambda fn: setattr(fn, "__defaults__", (fn() + 1,)) or fn(),
+        r"attribute '__defaults__' of variable 'thing' is \(1,\)",
+    ),
+    "attribute of a class": (
+        lambda: type("Counted", (), {"count": 0}),
+        counted,
+        "attribute 'count' of class Counted is 1",
+    ),
+    "attribute that a class did not have": (
+        lambda: type("Counted", (), {}),
+        counted,
+        "attribute 'count' of class Counted is 1",
+    ),
+    "deque": (lambda: deque([1.0, 2.0]), lambda item: item.popleft(), "'thing' has other items"),
+    "set": (lambda: {1}, lambda item: item.add(2) or 1, "'thing' has other items"),
+    "order of a dict": (
+        lambda: {"a": 1, "b": 2},
+        lambda item: item.update(a=item.pop("a")) or next(iter(item.values())),
+        "'thing' has its items in another order",
+    ),
+    "class of an object": (
+        Counting,
+        lambda item: setattr(item, "__class__", type("Other", (), {})) or 1,
+        "attribute '__class__' of variable 'thing' is <class '.*Other'>",
+    ),
+    "dict in a mapping": (
+        lambda: ChainMap({"n": 1}),
+        lambda item: item.update(n=item["n"] + 1) or item["n"],
+        r"\['n'\] is 2",
+    ),
+    "list in an object": (
+        lambda: UserList([1]),
+        lambda item: item.append(2) or 1,
+        "has other items",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_whatever_holds_what_a_step_keeps_is_named_and_put_back(name: str) -> None:
+    """These were not compared, so a graph had the number of the capture in each call."""
+    make, keep, said = KEEPING[name]
+    thing = make()
+    refused(f"{said} after the step", lambda x: x * keep(thing), X)
+    before = {name: keep(made) for name, made in (("new", make()), ("old", thing))}
+    assert before["new"] == before["old"]
+
+
+def test_a_global_that_was_not_there_is_named_and_removed() -> None:
+    def step(x: Tensor) -> Tensor:
+        global NEW  # noqa: PLW0603
+        NEW = globals().get("NEW", 0) + 1
+        return x * NEW
+
+    refused("global 'NEW' is 1 after the step", step, X)
+    assert "NEW" not in globals()
 
 
 def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
