@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from autosched._lib.tree import flatten
@@ -89,6 +90,19 @@ class Settings:
             )
         return found
 
+    def numbers(self, state: State, fakes: FakeTensorMode) -> dict[str, Number]:
+        """Return symbols for the floats of the settings in a trace, by name."""
+        assert fakes.shape_env is not None
+        known = state.settings()
+        found: dict[str, Number] = {}
+        with fakes.shape_env.ignore_fresh_unbacked_symbols():
+            for name in sorted(self.wanted):
+                group, field = known[name]
+                for part, value in parts_of(name, group[field]).items():
+                    symbol = fakes.shape_env.create_unbacked_symfloat()
+                    found[part] = Number(symbol, value, self, frozenset([name]), part)
+        return found
+
 
 class Varying:
     """Finds the settings that vary.
@@ -135,17 +149,6 @@ def scheduled(state: State) -> frozenset[str]:
 
 
 # ---- tracing
-
-
-def values_of(state: State, names: Iterable[str]) -> dict[str, tuple[str, float]]:
-    """Return the floats of settings, by name, each with the name of its setting."""
-    known = state.settings()
-    return {
-        part: (name, value)
-        for name in sorted(names)
-        for group, field in [known[name]]
-        for part, value in parts_of(name, group[field]).items()
-    }
 
 
 def without_repeats(graph: torch.fx.Graph) -> None:

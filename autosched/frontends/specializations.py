@@ -133,7 +133,7 @@ class Specializations(Generic[V]):
     def missed(self, found: Found[V]) -> None:
         """Count a call for which there is no value; say why, and the third time warn."""
         self.misses += 1
-        if not self._entries or found.call is None:
+        if not self._entries:
             return
         name = name_of(self.fn)
         if new := self.varying.new:
@@ -148,11 +148,8 @@ class Specializations(Generic[V]):
         why = f"{name!r} is captured again, capture {self.misses}: {_described(what)}"
         LOG.info("%s", why)
         if self._unexpected == _WARNED:
-            optimizers = found.call.state.optimizers.values()
-            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-            advice = remedy(what, frozenset(name for group in groups for name in group))
             warnings.warn(
-                f"{why} since the last call; {advice}. Only the logger 'autosched' reports later "
+                f"{why} since the last call; {remedy(what)}. Only the logger 'autosched' reports later "
                 "captures",
                 RuntimeWarning,
                 stacklevel=self.stacklevel,
@@ -384,7 +381,7 @@ _FACTS = "the tensor of,type,shape,strides,dtype,device,requires_grad,hooks".spl
 
 
 def changes(before: Key, after: Key) -> list[tuple[str, str]]:
-    """Return the first few differences between two keys; at least one.
+    """Return the differences between two keys; at least one.
 
     >>> tensors = {"x": ("x", None)}
     >>> keys = [Key(tensors, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
@@ -400,31 +397,22 @@ def changes(before: Key, after: Key) -> list[tuple[str, str]]:
     ):
         pairs = [(one, other) for one, other in zip_longest(old, new) if one != other]
         found = found or [(what, f"{_short(one)} -> {_short(other)}") for one, other in pairs]
-    found = list(dict.fromkeys(found)) or [("an object", "it was replaced")]
-    more = len(found) - _MOST
-    return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
+    return list(dict.fromkeys(found)) or [("an object", "it was replaced")]
 
 
 def _described(found: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{what}: {how}" if what else how for what, how in found)
+    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return ", ".join([*(f"{what}: {how}" for what, how in found[:_MOST]), *more])
 
 
-def remedy(found: Sequence[tuple[str, str]], settings: frozenset[str]) -> str:
+def remedy(found: Sequence[tuple[str, str]]) -> str:
     """Return how to avoid recaptures for these changes.
 
-    ``settings`` are the names of settings of optimizers' groups.
-
-    >>> remedy([("lr", "0.1 -> 0.2")], frozenset(["lr"]))
+    >>> remedy([("lr", "0.1 -> 0.2")])
     'a rate that is a tensor, lr=torch.tensor(...), may change without a recapture'
     """
-    if rates := [name for name, _ in found if name in settings]:
-        advice = "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
-        others = " and ".join(name for name in rates if name != "lr")
-        return (
-            advice
-            if not others
-            else (f"{advice}; do not change {others} (cycle_momentum=False of a scheduler)")
-        )
+    if any(name == "lr" for name, _ in found):
+        return "a rate that is a tensor, lr=torch.tensor(...), may change without a recapture"
     if any(how.startswith("shape") for _, how in found):
         advice = (
             "pad to one of few shapes, with a mask; instead of growing a cache, write in place "

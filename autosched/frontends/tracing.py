@@ -34,7 +34,6 @@ from autosched.frontends.settings import (
     Counters,
     Number,
     Settings,
-    values_of,
     without_repeats,
     without_unused,
 )
@@ -192,13 +191,11 @@ class Trace:
     def _attempt(self, checks: FakeChecks) -> None:
         self.outside = None
         self.outputs, self.settings = {}, Settings(self.varying)
-        settings = values_of(self.state, self.varying)
-
         caches = torch.is_autocast_cache_enabled()
 
-        def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def step(inputs: Sequence[Any]) -> list[torch.Tensor]:
             with _caching_casts(caches):
-                return self._step(fakes)  # ``make_fx`` does not accept a method
+                return self._step(inputs[: len(self.examples)], numbers)
 
         with (
             quiet(),
@@ -206,19 +203,17 @@ class Trace:
             annotating_origins(self.state.modules, self._refuse, self.made.add),
         ):
             fakes = Fakes()
-            inputs: list[Any] = [fakes.from_tensor(item) for item in self.examples.values()]
-            assert fakes.shape_env is not None
-            with fakes.shape_env.ignore_fresh_unbacked_symbols():
-                inputs += [fakes.shape_env.create_unbacked_symfloat() for _ in settings]
+            numbers = self.settings.numbers(self.state, fakes)
+            inputs = [*map(fakes.from_tensor, self.examples.values()), *numbers.values()]
             self.module = make_fx(step, tracing_mode="fake")(inputs)
-        self.settings.names = without_unused(self.module.graph, list(settings))
+        self.settings.names = without_unused(self.module.graph, list(numbers))
         without_repeats(self.module.graph)
         _without_shapes(self.module.graph)
 
-    def _step(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _step(
+        self, fakes: Sequence[torch.Tensor], numbers: Mapping[str, Number]
+    ) -> list[torch.Tensor]:
         """Run the function; return the tensors of its result and state."""
-        fakes, floats = fakes[: len(self.examples)], fakes[len(self.examples) :]
-        numbers = self._numbers(floats)
         twins = dict(zip(map(id, self.examples.values()), fakes, strict=True))
         given = with_leaves(lambda leaf: twins.get(id(leaf), leaf), self.arguments)
         args, kwargs = given
@@ -249,13 +244,6 @@ class Trace:
             name for name, item in pairs if isinstance(item, torch.Tensor) and item.requires_grad
         ]
         return found
-
-    def _numbers(self, floats: Sequence[Any]) -> dict[str, Number]:
-        found = values_of(self.state, self.varying).items()
-        return {
-            part: Number(symbol, value, self.settings, frozenset([name]), part)
-            for (part, (name, value)), symbol in zip(found, floats, strict=True)
-        }
 
     def _results(self, result: Any) -> list[Any]:
         """Return the tensors in the function's result, and store its structure."""
