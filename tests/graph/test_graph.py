@@ -602,7 +602,7 @@ def test_a_value_moves_as_a_tensor_does_and_shows_its_parts():
     ]  # fmt: skip
     graph.output(low=torch.max(x, 0).values)
     assert graph.run_serial(x=torch.tensor([1.0, 3.0]))["low"] == 3
-    assert "'relu' of Value('x')" in repr(x.relu)
+    assert "of Value('x')>, Tensor.relu" in repr(x.relu)
 
 
 KEYWORDS = "value self name fn func function graph args kwargs item of options on".split()
