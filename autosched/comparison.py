@@ -40,6 +40,7 @@ from autosched.viz import charts
 
 _GPUS = frozenset("cuda hip xpu mps mtia hpu npu".split())  # other devices are abstract
 POLICIES = ("single", "round_robin", "heft", "auto")
+_OPTIONS = ("inputs", "outputs", "place", "in_flight")
 
 
 def compare(
@@ -75,8 +76,13 @@ def compare(
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """
+    if unknown := options.keys() - _OPTIONS:
+        what = f"compare has no option {min(unknown)}=; beside its parameters it has"
+        raise ScheduleError(f"{what} {', '.join(f'{name}=' for name in _OPTIONS)}")
     ends = {name: device_name(options.get(name)) for name in ("inputs", "outputs")}
     check_arguments(graph=graph, costs=costs, examples=examples, **ends, place=options.get("place"))
+    in_flight = options.get("in_flight")
+    check_arguments(seconds=seconds, seed=seed, objective=objective, in_flight=in_flight)
     known = estimate_costs(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
     by_label = _policies(policies)

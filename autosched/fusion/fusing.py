@@ -52,6 +52,7 @@ from autosched.placement import Placement
 from autosched.policies import Policy
 from autosched.problem import Problem
 from autosched.program.program import Program, Wait
+from autosched.scheduling.arguments import check_arguments
 from autosched.scheduling.planning import planned, schedule
 from autosched.scheduling.progress_bar import counting
 from autosched.scheduling.schedule import Schedule
@@ -107,7 +108,14 @@ def fuse(
     >>> [task.name for task in fuse(graph, asc.Machine.emulated(gpus=1)).tasks]
     ['add+1']
     """
+    check_arguments(examples=examples, progress=progress)
     if isinstance(graph, Schedule):
+        given = options | {"machine": machine, "costs": costs}
+        if policy != "auto" or any(item is not None for item in given.values()):
+            raise ScheduleError(
+                "fuse keeps the machine, costs and plan of a schedule, and takes no options of "
+                "schedule() then: give them to schedule()"
+            )
         own = graph.problem.original or graph.problem
         return cast(
             F, _Fusion(own.graph, graph, None, examples, progress, compiler).best().schedule

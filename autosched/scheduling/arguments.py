@@ -69,6 +69,11 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a name, or an object with the methods of autosched.runtime.backends.Backend",
     ),
     "seconds": (lambda item: item is None or is_number(item), "a number, 0 or more, or None"),
+    "objective": (lambda item: item in ("makespan", "period"), "'makespan' or 'period'"),
+    "in_flight": (
+        lambda item: item is None or (is_whole(item) and item >= 1),
+        "a whole number, 1 or more",
+    ),
     "seed": (lambda item: is_whole(item) and item >= 0, "a whole number, 0 or more"),
     "progress": (
         lambda item: item is None or isinstance(item, bool) or callable(item),

@@ -17,7 +17,7 @@ from functools import partial
 from operator import itemgetter
 
 from autosched._lib.text import duration, percent
-from autosched.errors import MemoryLimitError, ScheduleError, shown
+from autosched.errors import MemoryLimitError, ScheduleError
 from autosched.lowering import fits, fitted, lower
 from autosched.lowering.resident_state import keeping, with_resident_state, within
 from autosched.machine.machine import Machine
@@ -25,7 +25,7 @@ from autosched.placement import Placement
 from autosched.problem import Goal, Objective, Policy, Problem, least_bytes
 from autosched.program.program import Copy, Program
 from autosched.recomputation.repeats import repeated, with_repeats
-from autosched.scheduling.arguments import checked_count
+from autosched.scheduling.arguments import check_arguments
 from autosched.simulation.footprint import needs_of_runs, peaks
 from autosched.simulation.periods import fewest_in_flight
 from autosched.simulation.plan import Plan
@@ -43,10 +43,7 @@ Length = tuple[float, float]
 
 def goal_of(objective: Objective, in_flight: int | None, machine: Machine) -> Goal:
     """Return the goal that is asked for. Raises ScheduleError for other words and numbers."""
-    if in_flight is not None:
-        checked_count(in_flight, "in_flight", 1)
-    if objective not in ("makespan", "period"):
-        raise ScheduleError(f"objective must be 'makespan' or 'period', got {shown(objective)}")
+    check_arguments(in_flight=in_flight, objective=objective)
     if in_flight is None and objective == "makespan":
         in_flight = 1
     if machine.ranks and in_flight != 1:

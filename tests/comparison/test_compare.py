@@ -189,6 +189,22 @@ def test_what_is_no_machine_and_no_policy_is_refused(machines, policies, message
         asc.compare(wide(), machines, policies)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay": True}, "compare has no option replay=; beside its parameters it has inputs="),
+        ({"hosts": False}, "compare has no option hosts="),  # was a parameter of what it calls
+        ({"objective": "length"}, "objective must be 'makespan' or 'period', got 'length'"),
+        ({"in_flight": 0}, "in_flight must be a whole number, 1 or more, got 0"),
+        ({"seconds": "1"}, "seconds must be a number"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+    ],
+)
+def test_what_is_no_option_of_a_comparison_is_refused(options, message) -> None:
+    with pytest.raises(asc.ScheduleError, match=message):
+        asc.compare(wide(), emulated(1), "heft", **options)
+
+
 def test_a_machine_without_links_is_compared_too() -> None:
     island = asc.Machine(
         [asc.Device("cpu:0"), asc.Device("cpu:1")], [asc.Link("cpu:0", "cpu:1", math.inf)]

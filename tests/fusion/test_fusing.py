@@ -45,6 +45,20 @@ def test_a_task_that_cannot_be_fused_is_none_with_its_views_either() -> None:
     assert fused.not_fused == {"noise": "draws random numbers"}
 
 
+def test_a_schedule_is_fused_as_it_is_and_takes_no_other_plan() -> None:
+    graph = asc.Graph()
+    graph.output(y=(graph.input("x") + 1) * 2)
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1))
+    others: list[dict[str, Any]] = [{"policy": "heft"}, {"machine": schedule.machine}, {"seed": 1}]
+    for options in others:
+        with pytest.raises(asc.ScheduleError, match="fuse keeps the machine, costs and plan"):
+            asc.fuse(schedule, **options)
+    given: Any = 3
+    for fused in (graph, schedule):
+        with pytest.raises(asc.ScheduleError, match="examples must be an input of each name"):
+            asc.fuse(fused, examples=given)
+
+
 def test_regions_are_not_compiled_for_several_ranks() -> None:
     machine = asc.Machine.emulated(gpus=0, hosts=2)
     graph = asc.capture(lambda x: (x + 1) * 2, torch.ones(3))
