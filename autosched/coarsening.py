@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from autosched._lib.topological import topological_order
 from autosched.codegen.composite import Composite
-from autosched.errors import GraphError
+from autosched.errors import GraphError, shown
 from autosched.graph.constraints import Bond, by_value, released
 from autosched.graph.effects import MOVE, RESHAPE, effects_of
 from autosched.graph.graph import Graph
@@ -46,10 +46,10 @@ def merge(graph: G, groups: Literal["op", "module"] | Mapping[str, str]) -> G:
     >>> [task.name for task in merge(graph, {"matmul": "layer", "relu": "layer"}).tasks]
     ['layer']
     """
-    if not isinstance(groups, str):
+    if isinstance(groups, Mapping):
         return merged(graph, groups)
-    if groups not in ("op", "module"):
-        raise GraphError(f"groups must be 'op', 'module' or a mapping, got {groups!r}")
+    if not isinstance(groups, str) or groups not in ("op", "module"):
+        raise GraphError(f"groups must be 'op', 'module' or a mapping, got {shown(groups)}")
     return graph if groups == "op" else merged(graph, by_module(graph))
 
 

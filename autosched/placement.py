@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from autosched._lib.allowed import is_whole
 from autosched.errors import ScheduleError, listed, shown
 from autosched.graph.constraints import bonds
 from autosched.graph.flow import flow, rows_of
@@ -257,6 +258,10 @@ def check(placement: Placement, problem: Problem) -> None:
     if not isinstance(table, Mapping) or not is_order:
         what = "a placement is a table of devices by task, and a tuple of tasks"
         raise ScheduleError(f"{what}, got {placement!r}")
+    limit = placement.streams
+    if limit is not None and (not is_whole(limit) or limit < 1):
+        what = "streams of a placement are None or a whole number, 1 or more"
+        raise ScheduleError(f"{what}, got {shown(limit)}")
     tasks = len(graph.tasks)
     if len(order) != tasks or len(set(order)) != tasks:
         raise ScheduleError(f"a placement orders {len(set(order))} tasks, the graph has {tasks}")

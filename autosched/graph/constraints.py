@@ -37,7 +37,7 @@ def placed(graph: Graph, place: Mapping[str, str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for pattern, device in {pattern: check_runs(at) for pattern, at in place.items()}.items():
-        tasks = [task for task in graph.tasks if _fits(task, pattern)]
+        tasks = [task for task in graph.tasks if isinstance(pattern, str) and _fits(task, pattern)]
         if not tasks:
             raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
         for task in tasks:

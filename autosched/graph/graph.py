@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from autosched._lib.display import function_of, public_names
 from autosched._lib.gc_pause import without_collecting
 from autosched._lib.tree import transform
-from autosched.errors import GraphError, listed
+from autosched.errors import GraphError, listed, shown
 from autosched.graph import files, including
 from autosched.graph.files import StoredTensor
 from autosched.graph.recorder import Recorder, check_costs
@@ -211,13 +211,16 @@ class Graph(Recorder):
 
         Raises GraphError for missing and unknown inputs.
         """
+        if not isinstance(inputs, Mapping):
+            what = f"graph {self.name!r} takes inputs as a mapping by name"
+            raise GraphError(f"{what}, got {shown(inputs)}")
         names = self.input_names
         unknown = [name for name in inputs if name not in names]
-        what = [f"misses input {name!r}" for name in names if name not in inputs][:1]
-        what += [f"was given {name!r}, which is no input" for name in unknown[:1]]
-        if what:
+        wrong = [f"misses input {name!r}" for name in names if name not in inputs][:1]
+        wrong += [f"was given {name!r}, which is no input" for name in unknown[:1]]
+        if wrong:
             its = f"its inputs are {listed(names)}"
-            raise GraphError(f"graph {self.name!r} {' and '.join(what)}; {its}")
+            raise GraphError(f"graph {self.name!r} {' and '.join(wrong)}; {its}")
         return {
             v.index: inputs.get(v.name if v.copy_of is None else v.copy_of, v.tensor)
             for v in self.sources

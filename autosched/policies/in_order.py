@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from autosched.errors import ScheduleError
+from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph
 from autosched.placement import Placement
 from autosched.policies.base.kernels import send
@@ -39,6 +39,10 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     >>> in_order({"cuda:0": ["c", "a"], "cpu": ["b"]})(Problem(graph, Machine.emulated(gpus=1)))
     Placement(device={'a': 'cuda:0', 'b': 'cpu', 'c': 'cuda:0'}, order=('b', 'c', 'a'))
     """
+    lists = [*sequences.values()] if isinstance(sequences, Mapping) else [None]
+    if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
+        what = "sequences must be a mapping of devices to lists of tasks"
+        raise ScheduleError(f"{what}, got {shown(sequences)}")
     given = {device: tuple(names) for device, names in sequences.items()}
 
     def policy(problem: Problem) -> Placement:

@@ -13,6 +13,7 @@ from itertools import product
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from autosched._lib.allowed import is_number
 from autosched._lib.text import duration, natural, time_unit
 from autosched.errors import ChartError, shown
 from autosched.program.program import Stream
@@ -197,7 +198,8 @@ def gantt_svg(
     >>> svg.startswith("<svg"), "makespan 2 ms" in svg
     (True, True)
     """
-    if not font_size > 0 or not width * FONT_SIZE / font_size >= LEAST_WIDTH:
+    are_sizes = is_number(width) and is_number(font_size) and font_size > 0
+    if not are_sizes or width * FONT_SIZE / font_size < LEAST_WIDTH:
         least = f"{LEAST_WIDTH / FONT_SIZE:g} times font_size"
         got = f"width={shown(width)} and font_size={shown(font_size)}"
         raise ChartError(f"a chart must be at least {least} wide, got {got}")

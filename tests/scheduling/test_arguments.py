@@ -110,3 +110,27 @@ def test_what_cannot_be_compiled_is_refused_at_once() -> None:
         asc.compile(asc.Graph())  # type: ignore[arg-type]
     with pytest.raises(asc.ScheduleError, match="compile takes a function"):
         asc.compile(asc.schedule(layers(), TWO_GPUS))
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda graph: asc.in_order({"cpu": "matmul"}), "sequences must be a mapping of devices"),
+        (lambda graph: asc.in_order(["matmul"]), "sequences must be a mapping of devices"),
+        (lambda graph: asc.merge(graph, None), "groups must be 'op', 'module' or a mapping"),
+        (lambda graph: asc.Costs.estimate(graph, None), "takes inputs as a mapping by name"),
+        (lambda graph: asc.schedule(graph, TWO_GPUS, place={1: "cpu"}), "pattern 1 in place= fits"),
+        (
+            lambda graph: asc.schedule(graph, TWO_GPUS, policy=with_streams(0)),
+            "streams of a placement are None or a whole number, 1 or more, got 0",
+        ),
+    ],
+)
+def test_what_is_of_a_wrong_kind_is_named(call: Any, error: str) -> None:
+    with pytest.raises(asc.AutoschedError, match=error):
+        call(layers())
+
+
+def with_streams(count: int) -> Any:
+    names = ("matmul", "matmul_1")
+    return lambda problem: asc.Placement(dict.fromkeys(names, "cpu"), names, streams=count)

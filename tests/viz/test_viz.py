@@ -250,7 +250,10 @@ def test_a_chart_without_copies_has_rows_of_tasks_alone():
 def test_a_chart_is_as_wide_and_its_text_as_large_as_wanted():
     svg = ElementTree.fromstring(gantt_svg(SMALL, width=600, font_size=6))
     assert (svg.get("width"), svg.get("viewBox").split()[2]) == ("600", "1200")
-    for options in ({"width": 100}, {"font_size": 0}, {"font_size": 99}, {"width": float("nan")}):
+    for options in (
+        *({"width": width} for width in (100, float("nan"), float("inf"), None)),
+        *({"font_size": size} for size in (0, 99)),
+    ):
         with pytest.raises(ChartError, match="a chart must be at least 25 times font_size wide"):
             gantt_svg(SMALL, **options)
 
