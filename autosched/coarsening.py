@@ -13,9 +13,10 @@ one, as it does those of tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, Literal, TypeVar, cast
 
+from autosched._lib.text import common_prefix
 from autosched._lib.topological import topological_order
 from autosched.codegen.composite import Composite
 from autosched.errors import GraphError, shown
@@ -112,8 +113,7 @@ def carried(graph: Graph, placement: Placement) -> Placement:
 def common_origin(tasks: Sequence[Task]) -> Origin:
     """Return the origin of a group: the first line, and the common module, phase and call."""
     origins = [task.origin for task in tasks]
-    names = zip(*(origin.module.split(".") for origin in origins), strict=False)
-    module = (first for first, *_ in takewhile(lambda some: len({*some}) == 1, names))
+    module = common_prefix(origin.module.split(".") for origin in origins)
     phases = {origin.phase for origin in origins}
     calls = {(origin.call, origin.whole) for origin in origins}
     phase = phases.pop() if len(phases) == 1 else ""

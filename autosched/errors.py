@@ -23,7 +23,7 @@ class CaptureError(AutoschedError, RuntimeError):
 
 
 class ChartError(AutoschedError, ValueError):
-    """A chart is asked to draw invalid data: a number that is not finite, half an error bar."""
+    """A picture cannot be drawn: it is too small, a time is not finite, or its format is unknown."""
 
 
 class GradientError(AutoschedError, RuntimeError):

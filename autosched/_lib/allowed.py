@@ -36,6 +36,11 @@ def is_device(item: Any) -> TypeGuard[str]:
     return is_name(item) and "/" not in item
 
 
+def is_cpu(device: str) -> bool:
+    """Whether a device of this name is a CPU: ``"cpu"``, ``"cpu:1"``."""
+    return device.partition(":")[0] == "cpu"
+
+
 def is_storage(device: str) -> bool:
     """Whether a device of this name is a storage device: ``"disk:0"``, ``"disk:1"``.
 

@@ -6,7 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, takewhile, zip_longest
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -176,6 +176,16 @@ def natural(name: str) -> list[str | int]:
     ['cpu', 'cuda:9', 'cuda:10']
     """
     return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def common_prefix(paths: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first parts that paths have in common.
+
+    >>> common_prefix([("layer1", "0", "conv"), ("layer1", "1")])
+    ['layer1']
+    """
+    same = takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
+    return [part for part, *_ in same]
 
 
 def file_name(path: str) -> str:

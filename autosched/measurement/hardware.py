@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -31,12 +30,6 @@ def torch_device(device: Device) -> torch.device:
 
 
 def model_name(device: torch.device) -> str:
-    """Return the model name of a device, if torch or the system reports it."""
-    if device.type != "cpu":
-        name = getattr(torch.get_device_module(device.type), "get_device_name", None)
-        return str(name(device)) if name is not None else device.type
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.partition(':')[2].strip()}, {torch.get_num_threads()} threads"
-    return f"cpu, {torch.get_num_threads()} threads"
+    """Return the model name of an accelerator, if torch reports it, or else its type."""
+    name = getattr(torch.get_device_module(device.type), "get_device_name", None)
+    return device.type if name is None else str(name(device))

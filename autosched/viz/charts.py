@@ -170,8 +170,7 @@ def _chart(draw: Callable[[Figure], None], height: float, title: str) -> str:
         columns = int((WIDTH - 30) / (max(map(text_width, named), default=0.0) + 56))
         columns = max(1, min(columns, len(named)))
         if named:
-            place: Any = {"loc": "outside lower left", "ncols": columns}
-            figure.legend(named.values(), named, **place)
+            figure.legend(named.values(), named, loc="outside lower left", ncols=columns)
         short = _line(shorten(title, WIDTH - 60, TITLE))
         figure.suptitle(short, x=0.015, ha="left", size=0.75 * TITLE, weight="bold")
         height += 22 * math.ceil(len(named) / columns) + 30

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
+from autosched._lib.allowed import is_cpu
+from autosched._lib.text import common_prefix, natural
 from autosched._lib.text import count as plural
-from autosched._lib.text import natural
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.viz.layered_layout import Route, layout
@@ -238,8 +239,8 @@ def _devices(found: Diagram) -> list[str]:
     """Return the devices from left to right: hosts in the middle, others around them by name."""
     devices = {box.place for box in found.boxes}
     ordered = sorted(devices, key=lambda device: (device == NOWHERE, natural(device)))
-    hosts = [device for device in ordered if is_host(device)]
-    others = [device for device in ordered if not is_host(device)]
+    hosts = [device for device in ordered if is_cpu(device)]
+    others = [device for device in ordered if not is_cpu(device)]
     half = (len(others) + 1) // 2
     return [*others[:half], *hosts, *others[half:]]
 
@@ -473,11 +474,6 @@ def diagram(
     return replace(found, note=note if len(groups) < len(nodes.names) else "")
 
 
-def is_host(place: str) -> bool:
-    """Whether a device is a CPU."""
-    return place.partition(":")[0] == "cpu"
-
-
 # ---- nodes
 
 
@@ -584,7 +580,7 @@ class _Nodes:
         for i, (box, group) in enumerate(zip(boxes, groups, strict=True)):
             if counts[box.kind, box.label] == 1 and " … " not in box.label:
                 continue
-            level = len(_common([self.paths[node] for node in group])) + 1
+            level = len(common_prefix(self.paths[node] for node in group)) + 1
             first, last = (".".join(self.paths[node][:level]) for node in (group[0], group[-1]))
             if first and last and first != last:
                 label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
@@ -600,9 +596,9 @@ class _Nodes:
         phases = {self.phases[i] for i in group}
         places = {self.places[i] for i in group}
         phase = phases.pop() if len(phases) == 1 else ""
-        module = _common([self.paths[i] for i in group])
+        module = common_prefix(self.paths[i] for i in group)
         if kinds == {"input"}:  # parameters are named by their modules
-            module = _common([tuple(name.split(".")[:-1]) for name in names])
+            module = common_prefix(name.split(".")[:-1] for name in names)
         title = " ".join(filter(None, (".".join(module), phase)))
         label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
         place = places.pop() if len(places) == 1 else f"{len(places)} devices"
@@ -647,22 +643,11 @@ class _Nodes:
         }
 
 
-def _common(paths: Sequence[Path]) -> Path:
-    """Return the common prefix.
-
-    >>> _common([("layer1", "0", "conv"), ("layer1", "1")])
-    ('layer1',)
-    """
-    low, high = min(paths), max(paths)
-    same = [a == b for a, b in zip(low, high, strict=False)]
-    return low[: [*same, False].index(False)]
-
-
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
     """Return the device of each source and each task; views are on the device of their base."""
     given = [device.get(task.name) or task.device for task in graph.tasks]
     known = [place for place in (*given, *(source.home for source in graph.sources)) if place]
-    host = next(filter(is_host, known), "cpu") if known else NOWHERE
+    host = next(filter(is_cpu, known), "cpu") if known else NOWHERE
     sources = {source.index: source.home or host for source in graph.sources}
     tasks: list[str] = []
     for task, place in zip(graph.tasks, given, strict=True):

@@ -275,10 +275,8 @@ class _Chart:
         self.critical = {span_key(span) for span in self.timeline.critical_path()}
         # Many rows are lower, so that a chart of a hundred devices is still of one page.
         self.scale = max(min(HIGH / (len(rows) * (BOX + GAP) or 1), 1.0), LOW / (BOX + GAP))
-        spans = [row.spans[self.at] for row in rows]
-        self.tracks = [
-            _Track(row, mine, self._labels(mine)) for row, mine in zip(rows, spans, strict=True)
-        ]
+        mine = ((row, row.spans[self.at]) for row in rows)
+        self.tracks = [_Track(row, spans, self._labels(spans)) for row, spans in mine]
 
     def x(self, seconds: float) -> float:
         """Return the place of a time."""

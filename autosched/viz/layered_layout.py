@@ -13,6 +13,7 @@ Input and output are numbers. Knows no tasks, no devices and no SVG.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -109,17 +110,13 @@ class _Sheet:
         column, width = self.column, self.width
         room = max(ROOM / (max(column, default=0) + 1), LEAST_ROOM)
         rank = [0] * len(column)
-        filled: dict[tuple[int, int], float] = {}
+        filled: defaultdict[tuple[int, int], float] = defaultdict(float)
 
         def place(node: int, wanted: int, step: int, last: float) -> None:
-            while wanted != last:
-                used = filled.get((wanted, column[node]), 0.0)
-                if not 0.0 < used > room - width[node]:
-                    break
+            while wanted != last and 0.0 < filled[wanted, column[node]] > room - width[node]:
                 wanted += step
             rank[node] = wanted
-            used = filled.get((wanted, column[node]), 0.0)
-            filled[wanted, column[node]] = used + width[node] + GAP
+            filled[wanted, column[node]] += width[node] + GAP
 
         for node, before in enumerate(self.predecessors):
             rank[node] = max((rank[other] + 1 for other in before), default=0)

@@ -31,7 +31,7 @@ from autosched.timeline.timeline import Span, Timeline, preceding_spans
 from autosched.viz.dag import graph_parts
 from autosched.viz.drawing import phases
 from autosched.viz.gantt import entries, gantt_rows, summary
-from autosched.viz.perfetto import Steps
+from autosched.viz.perfetto import Steps, nanoseconds
 from autosched.viz.svg import PREAMBLE, escape, legend, legend_width
 
 LINES = 6000  # of each text
@@ -93,9 +93,8 @@ def _cut(text: str, name: str) -> str:
     """Return the beginning of a text: nobody reads all lines of ten thousand tasks in a page."""
     lines = text.split("\n")
     rest = len(lines) - LINES
-    if rest <= 0:
-        return text
-    return "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
+    more = [f"... and {rest:,} more lines of the {name}"] * (rest > 0)
+    return "\n".join([*lines[:LINES], *more])
 
 
 # ---- data
@@ -111,7 +110,7 @@ def page_data(
     """Return the data of the page as a JSON object; times are whole nanoseconds.
 
     ``needs`` are the items that an item takes data from, ``after`` those that it only has to
-    follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
+    follow. They are stored as distances between items: small numbers compress well.
 
     >>> from autosched.program.program import Stream
     >>> from autosched.timeline.timeline import Span
@@ -225,10 +224,6 @@ def _source(origin: Origin) -> str:
     return f"{'/'.join(PurePath(path).parts[-2:])}:{row}" if row else ""
 
 
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
 def _times(timeline: Timeline, item_of: Callable[[Span], int], count: int) -> dict[str, Any]:
     """Return when items start, and how long they take; None and 0 for those that did not run.
 
@@ -236,22 +231,19 @@ def _times(timeline: Timeline, item_of: Callable[[Span], int], count: int) -> di
     """
     start: list[int | None] = [None] * count
     taken, last = [0] * count, [0] * count
-    waits: list[list[int]] = [[] for _ in range(count)]
     items = [*map(item_of, timeline.spans)]
     for item, span, before in zip(items, timeline.spans, preceding_spans(timeline), strict=True):
-        start[item] = _ns(span.start)
-        taken[item] = _ns(span.end) - _ns(span.start)
+        start[item] = nanoseconds(span.start)
+        taken[item] = nanoseconds(span.end) - nanoseconds(span.start)
         if before:
             last[item] = item - items[max(before, key=lambda i: timeline.spans[i].end)]
-    for a, b in timeline.arrows:
-        waits[items[b]].append(items[b] - items[a])
     return {
         "start": start,
         "taken": taken,
-        "waits": waits,
+        "arrows": [(items[b], items[b] - items[a]) for a, b in timeline.arrows],
         "last": last,
         "critical": sorted(map(item_of, timeline.critical_path())),
-        "period": _ns(timeline.period or 0.0),
+        "period": nanoseconds(timeline.period or 0.0),
     }
 
 
@@ -260,4 +252,4 @@ def _memory(steps: Steps) -> dict[str, list[int]]:
     size = -(-len(steps) // STEPS)
     few = [steps[i : i + size] for i in range(0, len(steps), size or 1)]
     nbytes = [round(max(held for _, held in group)) for group in few]
-    return {"start": [_ns(group[0][0]) for group in few], "nbytes": nbytes}
+    return {"start": [nanoseconds(group[0][0]) for group in few], "nbytes": nbytes}

@@ -91,7 +91,7 @@ def _events(
     for stream, changes in in_flight.items():
         yield from _counter(pids[stream.device], stream.name, "bytes in flight", changes)
     for device, steps in memory.items():
-        held = [(_ns(time), nbytes) for time, nbytes in steps]
+        held = [(nanoseconds(time), nbytes) for time, nbytes in steps]
         yield from _counter(pids[device], "memory", "bytes", held)
     for a, b in timeline.arrows:  # from the end of a span to the start of the one that waited
         source, target = timeline.spans[a].streams[-1], timeline.spans[b].streams[0]
@@ -130,7 +130,7 @@ def _runs(
         thread = {"pid": pid, "tid": next(numbers)}
         yield from _named_thread(thread, "period")
         end = max(ends)
-        start = max(end - _ns(period), 0)
+        start = max(end - nanoseconds(period), 0)
         yield {**_slice("period", "period", start, max(end, start + 1)), **thread}
 
 
@@ -140,8 +140,8 @@ def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
     found: dict[tuple[int, Stream], tuple[int, int]] = {}
     for i, span in sorted(enumerate(timeline.spans), key=lambda item: (item[1].start, item[1].end)):
         for stream in span.streams:
-            first = max(free[stream], _ns(span.start))
-            free[stream] = max(first + 1, _ns(span.end))
+            first = max(free[stream], nanoseconds(span.start))
+            free[stream] = max(first + 1, nanoseconds(span.end))
             found[i, stream] = first, free[stream]
     return found
 
@@ -192,7 +192,8 @@ def _finite(number: float) -> float:
     return int(number) if number == int(number) else float(number)
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """Return whole nanoseconds. Raises ChartError for times that are not finite."""
     return round(_finite(seconds) * 1e9)
 
 

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosched._lib.allowed import is_storage
+from autosched._lib.allowed import is_cpu, is_storage
 from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import MachineError
@@ -387,7 +387,7 @@ class _Slot(Accelerator):
 
 def _real(name: str, physical: str | None) -> torch.device:
     """Return the torch device of a name. Raises MachineError if it is missing."""
-    if name.partition(":")[0] == "cpu" or is_storage(name):
+    if is_cpu(name) or is_storage(name):
         return torch.device("cpu")
     try:
         device = torch.device(physical or name)

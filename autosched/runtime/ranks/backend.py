@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from autosched._lib.allowed import is_cpu
 from autosched._lib.process_group import ProcessGroup
 from autosched.codegen.threads import Emitted
 from autosched.errors import AutoschedError, MachineError
@@ -247,6 +248,5 @@ class AcceleratorRanks(Ranks, Accelerator):
 
 def backend_of(part: Program) -> Ranks:
     """Return the backend for a rank's part of a program."""
-    devices = {stream.device for stream in part.streams}
-    on_cpus = all(device.partition(":")[0] == "cpu" for device in devices)
+    on_cpus = all(is_cpu(stream.device) for stream in part.streams)
     return Ranks() if on_cpus else AcceleratorRanks()

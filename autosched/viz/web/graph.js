@@ -80,7 +80,3 @@ function say() {
 }
 
 const nodeAt = target => drawing.boxes.indexOf(target.parentNode);
-function choose(box) {
-  const items = data.views[drawing.view].members[box], name = data.views[drawing.view].text[box];
-  select(items, items.length > 1 ? name : "");
-}

@@ -62,13 +62,14 @@ const KEYS = [
   [["]"], "the first that needs the selection", onward],
   [["w"], "the whole graph", () => showView(0)],
   [["b"], "the graph around what is shown of it", up],
+  ...(names.length < 2 ? [] : [
+    [["1"], "predicted times", () => setMode("predicted")],
+    [["2"], "measured times", () => setMode("measured")],
+    [["3"], "both", () => setMode("both")],
+  ]),
   [["Escape"], "clear selection and search", clear],
   [["?"], "this list", () => byId("help").showModal()],
 ];
-if (names.length > 1) {
-  KEYS.splice(-2, 0, [["1"], "predicted times", () => setMode("predicted")], [["2"], "measured times", () => setMode("measured")],
-    [["3"], "both", () => setMode("both")]);
-}
 const commandOf = key => KEYS.find(([keys]) => keys.includes(key))?.[2];
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
@@ -146,9 +147,9 @@ gantt.addEventListener("wheel", event => {
 }, { passive: false });
 dragged(graph, (dx, dy) => graph.scrollBy(-dx, -dy));
 graph.addEventListener("click", event => {
-  const box = nodeAt(event.target);
+  const box = nodeAt(event.target), { members, text } = data.views[drawing.view];
   if (box < 0) return select([]);
-  choose(box);
+  select(members[box], text[box]);
   reveal(state.chosen);
 });
 graph.addEventListener("pointermove", event => {

@@ -31,9 +31,8 @@ class Times {
     data.on.forEach((on, item) => { if (this.ran(item)) for (const row of on) this.rows[row].push(item); });
     for (const row of this.rows) row.sort((a, b) => this.start[a] - this.start[b] || a - b);
     this.critical = new Set(columns.critical);
-    this.waits = absolute(columns.waits);
     this.last = columns.last.map((back, item) => (back ? item - back : -1));  // what each item waited for, or -1
-    this.arrows = this.waits.flatMap((others, item) => others.map(other => [other, item]));
+    this.arrows = columns.arrows.map(([to, back]) => [to - back, to]);
     this.period = columns.period;
     const all = this.rows.flat();
     this.makespan = all.reduce((most, item) => Math.max(most, this.end(item)), 0);
@@ -97,10 +96,8 @@ function select(items, group = "") {
 
 function search(words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = item => {
-    const all = `${label(item)}\n${data.module[item]}\n${data.phase[item]}\n${streamsOf(item)}\n${data.source[item]}`.toLowerCase();
-    return wanted.every(word => all.includes(word));
-  };
+  const said = item => [label(item), data.module[item], data.phase[item], streamsOf(item), data.source[item]];
+  const fits = item => wanted.every(word => said(item).join("\n").toLowerCase().includes(word));
   state.hits = wanted.length ? Array.from({ length: count }, (_, item) => item).filter(fits) : [];
   state.hit = -1;
   changed("search");

@@ -5,8 +5,10 @@ const tabs = document.getElementById("tabs"), details = document.getElementById(
 const LISTED = 40;
 let tab = "facts";
 
-function make(tag, ...children) {
-  const made = document.createElement(tag);
+// An element: "li", or "li.muted" with a class.
+function make(kind, ...children) {
+  const [tag, look = ""] = kind.split("."), made = document.createElement(tag);
+  made.className = look;
   made.append(...children);
   return made;
 }
@@ -17,23 +19,17 @@ function button(words, press) {
   return made;
 }
 function table(head, lines) {
-  const row = (tag, line) => make("tr", ...line.map((words, i) => {
-    const made = make(tag, words);
-    if (i) made.className = "n";
-    return made;
-  }));
+  const row = (tag, line) => make("tr", ...line.map((words, i) => make(i ? `${tag}.n` : tag, words)));
   return make("table", row("th", head), ...lines.map(line => row("td", line)));
 }
 function facts(lines) {
-  const made = make("table", ...lines.filter(([, words]) => words).map(([name, words]) => make("tr", make("th", name), make("td", words))));
-  made.className = "facts";
-  return made;
+  const rows = lines.filter(([, words]) => words).map(([name, words]) => make("tr", make("th", name), make("td", words)));
+  return make("table.facts", ...rows);
 }
-const goto = item => button(label(item), () => { select([item]); reveal([item]); });
+const goto = item => button(label(item), () => go(item));
 function list(title, items) {
   const part = make("div", make("h3", `${title} (${items.length})`));
-  const shownItems = items.slice(0, LISTED).map(item => make("li", goto(item), make("span", ` ${describeShort(item)}`)));
-  for (const li of shownItems) li.lastChild.className = "muted";
+  const shownItems = items.slice(0, LISTED).map(item => make("li", goto(item), make("span.muted", ` ${describeShort(item)}`)));
   part.append(make("ul", ...shownItems));
   if (items.length > LISTED) part.append(make("p", `and ${(items.length - LISTED).toLocaleString("en")} more`));
   return part;
@@ -56,12 +52,6 @@ function ran(item) {
   });
 }
 
-function showFacts() {
-  if (one() >= 0) return showItem(one());
-  if (state.chosen.length) return showGroup();
-  return showAll();
-}
-
 function showItem(item) {
   const wait = make("span", ...waiting(item));
   details.append(make("h2", label(item)));
@@ -75,9 +65,7 @@ function showItem(item) {
   if (needs[item].length) parts.push(list("Needs", needs[item]));
   if (after[item].length) parts.push(list("Comes after", after[item]));
   if (users[item].length) parts.push(list("Is needed by", users[item]));
-  const columns = make("div", ...parts);
-  columns.className = "columns";
-  details.append(columns);
+  details.append(make("div.columns", ...parts));
 }
 
 function showGroup() {
@@ -93,11 +81,8 @@ function showAll() {
     `${Math.round((100 * t.busy[row]) / (t.makespan || 1))}%`, String(tasks(row)), String(t.rows[row].length - tasks(row)),
   ]);
   const longest = runs.filter(item => t.ran(item)).sort((a, b) => t.taken[b] - t.taken[a]).slice(0, 12);
-  const columns = make("div",
-    make("div", make("h3", "Streams"), table(["", "busy", "idle", "share", "tasks", "copies"], lines)),
-    list("The longest tasks", longest));
-  columns.className = "columns two";
-  details.append(columns);
+  const streams = make("div", make("h3", "Streams"), table(["", "busy", "idle", "share", "tasks", "copies"], lines));
+  details.append(make("div.columns two", streams, list("The longest tasks", longest)));
 }
 
 // Names of tasks, and of copies, in a text: those in quotes, and those of the steps of the critical path, where long
@@ -121,7 +106,7 @@ function linked(text) {
   for (const [from, words] of spots.sort((a, b) => a[0] - b[0])) {
     const item = itemOf(words);
     if (from < at || item < 0) continue;
-    parts.push(text.slice(at, from), button(words, () => { select([item]); reveal([item]); }));
+    parts.push(text.slice(at, from), button(words, () => go(item)));
     at = from + words.length;
   }
   return [...parts, text.slice(at)];
@@ -150,7 +135,9 @@ function showPanel() {
   if (tab !== "facts") return showText(tab);
   details.replaceChildren();
   details.scrollTop = 0;
-  showFacts();
+  if (one() >= 0) showItem(one());
+  else if (state.chosen.length) showGroup();
+  else showAll();
 }
 
 // What is said beside the mouse; ``clear`` is the part of the window, from top to bottom, that stays in view.
