@@ -96,12 +96,13 @@ MAY_IMPORT = {
     "parallel": [
         "_lib",
         "autosched",
+        "costs",  # warns of what cannot be estimated
         "errors",
         "frontends",
         "machine",
         "runtime",
-        "viz",
-    ],  # draws a curve
+        "viz",  # draws a curve
+    ],
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[

@@ -16,7 +16,7 @@ gc_pause      pausing cyclic garbage collection
 holders       who refers to a tensor and its memory
 jit           compiling loops with numba where it pays off
 json_reader   JSON checked against a shape
-logs          the logger ``autosched``
+logs          the logger ``autosched``, and the user's line
 process_group the processes that torch.distributed joins: agreements and failures
 recent        the cache of schedules that were used last
 replacing     replacing attributes for a while

@@ -15,8 +15,8 @@ A task is **unknown**, and keeps its default cost, in these cases: its function 
 tensors (``.item()``, NumPy, shapes that depend on data); it reads a result of an unknown task; it
 writes, or differentiates by, a tensor that is not among its arguments; or it has no tensor
 argument. A function without tensor arguments could do anything, so only torch functions
-(``torch.zeros``) are run then. A value that an unknown task writes in place stays known, because a
-write changes no shape.
+(``torch.zeros``) and those of this package are run then. A value that an unknown task writes in
+place stays known, because a write changes no shape.
 
 Functions run as they do while torch.compile traces them: a function that prints will print, and a
 function that stores its arguments will store fake tensors. This module knows no device, no rate and
@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import warnings
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,9 +42,10 @@ from torch.utils.flop_counter import flop_registry
 
 from autosched._lib.aten import operators
 from autosched._lib.fake_tensors import Fakes, quiet
+from autosched._lib.logs import users_frame
 from autosched._lib.tree import flatten, transform
 from autosched.costs.costs import Costs, Work
-from autosched.errors import GraphError
+from autosched.errors import GraphError, listed
 from autosched.graph.files import StoredTensor
 from autosched.graph.graph import Graph, Task, Value, called_with
 
@@ -60,6 +62,19 @@ class Estimate:
 
     costs: Costs
     unknown: Mapping[str, str]
+
+    def warn(self, graph: Graph) -> None:
+        """Warn, at the user's line, of the graph's tasks whose durations are unknown."""
+        given = {task.name for task in graph.tasks if task.seconds is not None}
+        unknown = {name: reason for name, reason in self.unknown.items() if name not in given}
+        if not unknown:
+            return
+        guess = f"{self.costs.default_seconds * 1e6:.0f} us{' each' if len(unknown) > 1 else ''}"
+        reason = next(iter(unknown.values()))
+        warnings.warn(
+            f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
+            stacklevel=users_frame()[1],
+        )
 
 
 def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
@@ -148,7 +163,7 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
         if isinstance(value, Value) and value.index not in data:
             raise _UnknownError(f"reads {value.name!r}, which is unknown")
     args, kwargs = called_with(task, data)
-    if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
+    if not any(True for _ in _tensors((args, kwargs))) and not _is_safe(task.fn):
         raise _UnknownError("has no tensor among its arguments")
     if task.fn is aten._local_scalar_dense.default:
         # Optimizers may divide by the number, or by one less.
@@ -391,8 +406,13 @@ def _as_fake(leaf: Any) -> Any:
     return leaf if isinstance(leaf, FakeTensor) and leaf.layout is torch.strided else _twin(leaf)
 
 
+def _is_safe(fn: Callable[..., Any]) -> bool:
+    """Whether a function is known to do nothing but return a result."""
+    return _is_torch(fn) or getattr(fn, "__module__", "").startswith("autosched.")
+
+
 def _is_torch(fn: Callable[..., Any]) -> bool:
-    """Whether a function is an operator or a torch function, safe to run without tensors."""
+    """Whether a function is an operator or a torch function."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):
         return True
     if getattr(fn, "__module__", "") == "_operator":

@@ -286,7 +286,6 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, compiled: Compiled):
         # Not that of torch.nn.Module: all state is that of ``fn``.
         own = copy.copy(compiled)  # with a cache of its own, in copies of this module, too
-        own._known.stacklevel += 1
         vars(self).update(fn=own.fn, _compiled=own, _backend=None)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

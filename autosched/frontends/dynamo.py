@@ -178,8 +178,12 @@ class TorchBackend:
 
     def plan(self, graph: AotGraph, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph with its outputs on the devices of torch."""
-        given = self._costs
-        costs = estimate(graph, examples).costs if given is None else given.restricted(graph)
+        if self._costs is not None:
+            costs = self._costs.restricted(graph)
+        else:
+            estimated = estimate(graph, examples)
+            estimated.warn(graph)
+            costs = estimated.costs
         own = self._backend if callable(self._backend) else None
         options = {
             **self._options,

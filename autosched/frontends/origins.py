@@ -22,12 +22,12 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
+from autosched._lib.logs import users_line
 from autosched._lib.replacing import replaced
 from autosched._lib.tree import flatten
 from autosched.frontends.capture_lock import is_capturing
 from autosched.graph.effects import function_name
 from autosched.graph.marked import CAPTURE
-from autosched.graph.recorder import users_line
 from autosched.graph.task import Origin
 
 

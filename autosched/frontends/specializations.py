@@ -29,7 +29,7 @@ from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autosched._lib.containers import parts_of
-from autosched._lib.logs import LOG
+from autosched._lib.logs import LOG, users_frame
 from autosched._lib.recent import MOST, Recent
 from autosched._lib.tensor_guards import have_hooks, recognizer
 from autosched.errors import shown
@@ -95,7 +95,6 @@ class Specializations(Generic[V]):
         self.varying = Varying()
         self.hits = 0
         self.misses = 0
-        self.stacklevel = 4  # of the user's call, in ``missed``
         self._unexpected = 0  # misses, except those that make settings of optimizers inputs
         self._entries = Recent[int, _Specialization[V]](lambda entry: close(entry.value), most)
 
@@ -152,7 +151,7 @@ class Specializations(Generic[V]):
                 f"{why} since the last call; {remedy(what)}. Only the logger 'autosched' reports later "
                 "captures",
                 RuntimeWarning,
-                stacklevel=self.stacklevel,
+                stacklevel=users_frame()[1],
             )
 
     def why(self, found: Found[V]) -> str:

@@ -139,7 +139,9 @@ def fused(
     check_one_process(machine)
     given = getattr(graph, "examples", None) if examples is None else examples
     known = estimate(graph, given) if given else Estimate(Costs(), {})
-    costs = known.costs if costs is None else costs
+    if costs is None:
+        known.warn(graph)
+        costs = known.costs
     plain = schedule(graph, machine, policy=policy, costs=costs, **options)
     search = policy, options.get("seconds"), options.get("seed", 0)
     return _Fusion(graph, plain, search, given, progress, compiler, known.unknown).best()

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +27,7 @@ from autosched._lib.allowed import (
     is_storage,
     no_seconds,
 )
+from autosched._lib.logs import users_line
 from autosched._lib.tree import flatten, is_deeper, transform
 from autosched.errors import GraphError, listed, shown
 from autosched.graph import effects
@@ -789,17 +788,3 @@ def _not_an_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphErr
         f"task {label!r} declares {value!r} as written or aliased, which is not among its "
         f"arguments {listed(read.name for read in reads)}"
     )
-
-
-def users_line() -> tuple[str, int]:
-    """Find the user's line: the nearest frame outside this package (but for the demo) and torch."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-@functools.cache
-def _is_library(module: str) -> bool:
-    inside = module.partition(".")[0] in ("autosched", "torch", "contextlib")
-    return inside and module != "autosched.demo"

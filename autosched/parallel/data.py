@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from autosched import AutoschedError, CaptureError, Costs, Machine, ScheduleError
+from autosched import AutoschedError, CaptureError, Machine, ScheduleError
 from autosched.parallel.all_reduce import SIZES, Compression, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, shares
 from autosched.parallel.costs import tabulated
@@ -153,8 +153,7 @@ class _Study:
         # Of a micro-batch; batch norms refuse one row.
         size = max(2, -(-max(self.counts) // (self.accumulate * len(devices))))
         (one,) = self._passes([size]).values()
-        costs = Costs.estimate(one.graph, one.examples)
-        table, _ = tabulated(one.graph, costs, self.machine)
+        table, _ = tabulated(one.graph, one.estimate.costs, self.machine)
         seconds = [sum(own[name] for own in table.values()) for name in self.devices]
         order = sorted(seconds)
         slowest = [a for a, b in pairwise(order) if b > ALIKE * a]  # of those that are kept
@@ -203,10 +202,6 @@ class _Study:
         first = self._passes(chain(*cuts))
         more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
         one = next(iter(first.values()))
-        costs = [
-            {size: Costs.estimate(t.graph, t.examples) for size, t in templates.items()}
-            for templates in (first, more)
-        ]
         # 3. Schedule the step with each reduction and all buckets.
         tried: dict[tuple[str, _Names], float] = {}
         plans = list[Planned]()
@@ -216,8 +211,7 @@ class _Study:
             made = tuple(Bucket(0, {n: one.examples[n] for n in group}) for group in names)
             spec = StepSpec(
                 "data parallel", training.machine, tuple((device,) for device in devices),
-                cuts, self._micro_batches(first, costs[0], names),
-                self._micro_batches(more, costs[1], names), made,
+                cuts, self._micro_batches(first, names), self._micro_batches(more, names), made,
                 training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
                 divided=True, compression=self.compression,
             )  # fmt: skip
@@ -235,14 +229,12 @@ class _Study:
         return {size: self.captured[size] for size in wanted}
 
     def _micro_batches(
-        self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names
+        self, templates: Mapping[int, Template], buckets: _Names
     ) -> dict[int, MicroBatch]:
         found = {}
         for size, template in templates.items():
             stage = {task.name: 0 for task in template.graph.tasks}
-            found[size] = micro_batch_of(
-                template, stage, costs[size], self.machine, buckets=buckets
-            )
+            found[size] = micro_batch_of(template, stage, self.machine, buckets=buckets)
         return found
 
     def _buckets(self, tensors: Mapping[str, torch.Tensor], count: int) -> list[_Names]:

@@ -99,7 +99,6 @@ class MicroBatch:
 def micro_batch_of(
     template: Template,
     stage: Mapping[str, int],
-    costs: Costs,
     machine: Machine,
     *,
     split_backward: bool = False,
@@ -110,7 +109,7 @@ def micro_batch_of(
     With ``split_backward``, backward is I and W; with ``buckets`` of parameters, it is cut where
     the gradients of each are ready.
     """
-    graph = template.graph
+    graph, costs = template.graph, template.estimate.costs
     roles = _roles(template, stage, split_backward, buckets)
     several = len({role.stage for role in roles.values()}) > 1
     merged = merge(graph, {n: role.label(several, len(buckets) > 1) for n, role in roles.items()})

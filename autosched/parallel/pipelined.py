@@ -381,20 +381,23 @@ class _Study:
         key = self._layout(name), self._splits_backward(name)
         if key not in self.variants:
             cuts = self._cuts(key[0], pair)
-            large, micro_batches = self._merged(pair[1], cuts, name)
-            small = large if pair[0] == pair[1] else self._rewritten(pair[0], cuts, name)[2]
+            micro_batches = self._merged(pair[1], cuts, name)
+            large = small = micro_batches[1].costs
+            if pair[0] != pair[1]:
+                (_, more), _ = self._rewritten(pair[0], cuts, name)
+                small = more.estimate.costs
             self.variants[key] = _Variant(cuts, micro_batches, LinearCosts(small, large, pair))
         return self.variants[key]
 
     def _cuts(self, layout: tuple[str, ...], pair: tuple[int, int]) -> Cuts:
         large = self._pass(pair[1])
-        costs = _estimated(large)
+        costs = large.estimate.costs
         split = self.split
         if not isinstance(split, str):
             return by_map(large.graph, costs, self.machine, split)
         least = costs  # activations of the smallest micro-batch, if memory is limited
         if pair[0] != pair[1] and self._is_limited:
-            least = _estimated(self._pass(pair[0]))
+            least = self._pass(pair[0]).estimate.costs
         state = self._state_nbytes(large)
         try:
             return balanced(large.graph, costs, self.machine, layout, state, least)
@@ -403,30 +406,29 @@ class _Study:
 
     def _rewritten(
         self, size: int, cuts: Cuts, name: str
-    ) -> tuple[tuple[Template, Template], Mapping[str, int], Costs]:
-        """Return templates of the first and further micro-batches, stages of tasks, and costs."""
+    ) -> tuple[tuple[Template, Template], Mapping[str, int]]:
+        """Return templates of the first and further micro-batches, and stages of tasks."""
         one = self._pass(size)
         stage: Mapping[str, int] = cuts.stages(one.graph)
         if self._splits_backward(name):
             one, stage = split_convolutions(one, stage)
         more = accumulating(one)
-        return (one, more), stage, _estimated(more)
+        return (one, more), stage
 
-    def _merged(self, size: int, cuts: Cuts, name: str) -> tuple[Costs, _Pair]:
-        """Capture micro-batches of a size; return their costs, and the merged graphs."""
-        templates, stage, costs = self._rewritten(size, cuts, name)
+    def _merged(self, size: int, cuts: Cuts, name: str) -> _Pair:
+        """Capture micro-batches of a size, and merge their graphs."""
+        templates, stage = self._rewritten(size, cuts, name)
+        splits = self._splits_backward(name)
         first, more = (
-            micro_batch_of(
-                template, stage, costs, self.machine, split_backward=self._splits_backward(name)
-            )
+            micro_batch_of(template, stage, self.machine, split_backward=splits)
             for template in templates
-        )  # fmt: skip
-        return costs, (first, more)
+        )
+        return first, more
 
     def _micro_batches(self, size: int, variant: _Variant, name: str) -> _Pair:
         if size == variant.costs.rows[1]:
             return variant.micro_batches
-        return self._merged(size, variant.cuts, name)[1]
+        return self._merged(size, variant.cuts, name)
 
     # ---- memory
 
@@ -606,10 +608,6 @@ class _Study:
 
 def _name(schedule: str | Order) -> str:
     return schedule if isinstance(schedule, str) else schedule.name
-
-
-def _estimated(one: Template) -> Costs:
-    return Costs.estimate(one.graph, one.examples)
 
 
 # ---- the predicted times

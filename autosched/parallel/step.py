@@ -94,7 +94,6 @@ class Step:
             training.step, [training.model, training.loss_fn, training.optimizer], _close
         )
         self._known.varying = training.varying
-        self._known.stacklevel += 1
         self._guard = threading.RLock()
         self._last: Planned | None = None
         self._shared = SharedState(self._group, self.model, self.optimizer)
@@ -408,7 +407,7 @@ class Step:
             rows = (rows_of(batch),) if counts is None else counts
             move_model(self.model, self.optimizer, self._training.capture_device)
             with without_collecting():
-                planned = self._training.together(lambda: self._plan(batch, rows))
+                planned = self._training.together(lambda: self._plan(batch, rows)).chosen()
             if self._training.capture_device is not None:
                 gc.collect()  # of captures, whose tensors are on an accelerator
             if self._group is not None and any(one.counters for one in planned.settings):

@@ -184,8 +184,9 @@ class _Builder:
             part.graph, values, prefix=prefix, seconds=part.seconds, nbytes=part.nbytes, on=on
         )
         for name, role in sorted(part.roles.items(), key=lambda item: item[1].part):
-            key = (replica, chunk, role.stage, role.kind)
-            self.tasks.setdefault(key, []).append(prefix + name)
+            if part.graph.task(name).device != "host":  # as of sizes that depend on data
+                key = (replica, chunk, role.stage, role.kind)
+                self.tasks.setdefault(key, []).append(prefix + name)
         self.losses.append(outputs["result"])
         if not chunk:
             gradients = part.template.gradients.items()

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from autosched import Graph, GraphError, Here, ScheduleError, Task, Value, capture
+from autosched.costs.estimate import Estimate, estimate
 from autosched.frontends.capture import captured
 from autosched.frontends.state import without_gradients
 
@@ -47,6 +48,11 @@ class Template:
     switches: Sequence[tuple[dict[str, Any], str, Any]]
     state: Any
     settings: Any = None
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimated costs of its operators."""
+        return estimate(self.graph, self.examples)
 
     @cached_property
     def batch(self) -> tuple[str, ...]:

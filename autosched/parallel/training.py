@@ -125,6 +125,13 @@ class Planned:
     settings: tuple[Any, ...]
     spec: StepSpec | None
 
+    def chosen(self) -> Planned:
+        """Return the plan without that with which it was captured, and warn of what was guessed."""
+        assert self.spec is not None
+        template = next(iter(self.spec.first.values())).template
+        template.estimate.warn(template.graph)
+        return replace(self, spec=None)
+
     def numbers(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs that are settings of the optimizer, from those of a call by name."""
         numbers = self.built.numbers.items()
@@ -335,7 +342,7 @@ class Training:
                     found = replace(plan, schedule=schedule, built=built)
         if found is None:
             raise errors[0]
-        return replace(found, spec=None)
+        return found
 
     def scheduled(self, spec: StepSpec, limited: bool = False) -> tuple[Schedule, StepGraph]:
         """Return a step's schedule, which runs each device's tasks in sequence.

@@ -17,7 +17,8 @@ import networkx as nx
 import torch
 from torch._ops import OpOverload
 
-from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
+from autosched import Graph, Machine, ScheduleError, Task, Value, merge
+from autosched.costs.estimate import estimate
 from autosched.parallel.costs import laid_out, tabulated
 from autosched.parallel.template import Place, Template
 
@@ -151,14 +152,15 @@ def _update(
     outputs = {name: _output_value(old, name) for name in template.places}
     places = {n: place for n, place in template.places.items() if outputs[n] in made}
     graph.output(**{name: made[outputs[name]] for name in places})
-    costs = Costs.estimate(graph, examples)
+    estimated = estimate(graph, examples)
+    estimated.warn(graph)
     groups = {
         t.name: "count" if t.device == "host" else "update" for t in graph.tasks if not t.view
     }
     merged = merge(graph, groups)
     host_inputs = _host_inputs(merged, template, state)
     device_inputs = tuple(name for name in state if name not in host_inputs)
-    seconds, nbytes = tabulated(merged, costs, machine)
+    seconds, nbytes = tabulated(merged, estimated.costs, machine)
     return Update(
         buckets[numbers[0]].stage, tuple(numbers), merged, device_inputs, host_inputs, places,
         seconds, nbytes, template.state, template.settings,

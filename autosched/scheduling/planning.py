@@ -242,7 +242,7 @@ def problem_of(
     problem = problem.constrained(outputs=_wanted(problem, outputs, binding))
     own = problem.graph
     if costs is None:
-        costs = estimate_costs(own, examples, level=5) if examples is not None else Costs()
+        costs = estimate_costs(own, examples) if examples is not None else Costs()
         costs = mark_pageable(costs, own, machine, examples)
     costs.check(own)
     if replays and costs.replay is None and costs.has_issuing(machine.devices):
@@ -286,23 +286,12 @@ def _warn_of_no_results(graph: Graph) -> None:
 # ---- 3. costs
 
 
-def estimate_costs(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
-    """Return ``Costs.estimate``, and warn of tasks whose durations are unknown.
-
-    The warning points to the caller that many frames up.
-    """
+def estimate_costs(graph: Graph, examples: Mapping[str, Any]) -> Costs:
+    """Return ``Costs.estimate``, and warn of tasks whose durations are unknown."""
     from autosched.costs.estimate import estimate
 
     found = estimate(graph, examples)
-    given = {task.name for task in graph.tasks if task.seconds is not None}
-    unknown = {name: reason for name, reason in found.unknown.items() if name not in given}
-    if unknown:
-        guess = f"{found.costs.default_seconds * 1e6:.0f} us{' each' if len(unknown) > 1 else ''}"
-        reason = next(iter(unknown.values()))
-        warnings.warn(
-            f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
-            stacklevel=level,
-        )
+    found.warn(graph)
     return found.costs
 
 

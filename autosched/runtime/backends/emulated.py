@@ -17,7 +17,6 @@ accumulate from task to task, as they would not on a device with a hardware queu
 from __future__ import annotations
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ import torch
 import torch.overrides
 
 from autosched._lib.aliasing import extents
+from autosched._lib.logs import users_frame
 from autosched.machine.machine import Machine
 from autosched.program.program import Program, Stream
 from autosched.runtime.backends import Step
@@ -152,17 +152,7 @@ class Pace:
                 "ratios stay and it can (costs that are given as seconds, or by default, stay as "
                 "they are: examples= estimates them)"
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=_users())
-
-
-def _users() -> int:
-    """Return the number of stack frames up to the nearest one outside this package."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("autosched."):
-        frame = frame.f_back
-        level += 1
-    return level
+            warnings.warn(message, RuntimeWarning, stacklevel=users_frame()[1])
 
 
 def _rounded_up(factor: float) -> int:
