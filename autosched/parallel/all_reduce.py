@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from autosched import Graph, Machine, ScheduleError, Value
+from autosched import Costs, Graph, Machine, ScheduleError, Value, Work
 from autosched.parallel.costs import memory_task
 
 # Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
@@ -314,13 +314,6 @@ def check_sizes(sizes: Sequence[float]) -> None:
 # devices or more. A NaN or an infinity appears in the total, but not in the residual.
 
 
-class Passes(NamedTuple):
-    """The memory accesses of a function, in whole tensors, and its number of kernel launches."""
-
-    accesses: float
-    launches: int
-
-
 class Compression(Protocol):
     """How a flat tensor is encoded as a payload, one tensor, and how a payload is decoded."""
 
@@ -332,9 +325,6 @@ class Compression(Protocol):
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return the size of a payload."""
-
-    def passes(self) -> tuple[Passes, Passes]:
-        """Return the cost of encoding and decoding, for estimates."""
 
 
 @dataclass(frozen=True)
@@ -366,10 +356,6 @@ class Half:
         """Return 2 bytes per element."""
         return numel * self.dtype.itemsize
 
-    def passes(self) -> tuple[Passes, Passes]:
-        """Return one operator each way."""
-        return Passes(1.5, 1), Passes(1.5, 1)
-
 
 @dataclass(frozen=True)
 class Int8:
@@ -398,11 +384,6 @@ class Int8:
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return 1 byte per element, and the scale's."""
         return numel + _scale_of(dtype).itemsize
-
-    def passes(self) -> tuple[Passes, Passes]:
-        """Return the passes of all operators for encoding and decoding."""
-        # Absolute value, largest, quotient, rounding, narrowing, joining; widening, product.
-        return Passes(9, 8), Passes(3.25, 2)
 
 
 @dataclass(frozen=True)
@@ -447,11 +428,6 @@ class TopK:
         """Return the bytes of the value, and 4, for each element that is sent."""
         return self.count(numel) * (dtype.itemsize + torch.int32.itemsize)
 
-    def passes(self) -> tuple[Passes, Passes]:
-        """Return the passes of all operators for encoding and decoding."""
-        # Absolute value, selection by radix, gathering, joining; zeros, scattering.
-        return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
-
 
 def compressed_all_reduce(
     graph: Graph,
@@ -485,7 +461,7 @@ def compressed_all_reduce(
         )
     if len(flats) == 1 or not numel:
         return list(flats), ()
-    encoding, decoding = compression.passes()
+    encoding, decoding = _work(compression, len(flats), numel, dtype)
     whole = numel * dtype.itemsize
     payloads = []
     residuals = []
@@ -493,25 +469,34 @@ def compressed_all_reduce(
         with graph.on(device):
             residual = graph.input(f"{name}.residual.{i}", nbytes=whole)
         residuals.append(residual.name)
-        accesses = encoding.accesses + decoding.accesses + 8
-        launches = encoding.launches + decoding.launches + 3
         payload = memory_task(
             graph, machine, device, encode_, flat, residual, compression, writes=residual,
-            accessed=accesses * whole, launches=launches, name=f"{name}.encode.{i}",
+            accessed=encoding.nbytes, launches=encoding.launches, name=f"{name}.encode.{i}",
             nbytes=compression.nbytes(numel, dtype),
         )  # fmt: skip
         payloads.append(payload)
-    n = len(flats)
-    accesses = n * decoding.accesses + 3 * (n - 1)
-    launches = n * decoding.launches + n - 1
     totals = []
     for i, device in enumerate(devices):
         total = memory_task(
             graph, machine, device, decoded_sum, payloads, compression, numel, dtype,
-            accessed=accesses * whole, launches=launches, name=f"{name}.decode.{i}", nbytes=whole,
+            accessed=decoding.nbytes, launches=decoding.launches, name=f"{name}.decode.{i}",
+            nbytes=whole,
         )  # fmt: skip
         totals.append(total)
     return totals, tuple(residuals)
+
+
+def _work(
+    compression: Compression, count: int, numel: int, dtype: torch.dtype
+) -> tuple[Work, Work]:
+    """Return the estimated work of one device: to encode its message, and to add those of all."""
+    graph = Graph()
+    flat, residual = graph.inputs("flat", "residual")
+    payload = graph.add(encode_, flat, residual, compression, name="encode", writes=residual)
+    graph.add(decoded_sum, [payload] * count, compression, numel, dtype, name="decode")
+    like = torch.empty(numel, dtype=dtype, device="meta")
+    work = Costs.estimate(graph, {"flat": like, "residual": like}).work
+    return work["encode"], work["decode"]
 
 
 def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:

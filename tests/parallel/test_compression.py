@@ -192,18 +192,15 @@ def test_each_device_sends_its_payload_to_each_other(compression: Compression) -
 
 
 @each_compression
-def test_costs_of_tasks_are_near_estimated_costs(
-    compression: Compression,
-) -> None:
+def test_costs_of_tasks_are_estimated(compression: Compression) -> None:
     n, numel = 3, 10**6
     graph, kept = exchanging(compression, n, numel, torch.float32)
-    learnt = estimate(
-        graph, gradients(n, numel, torch.float32) | zeros(kept, numel, torch.float32)
-    ).costs
+    given = gradients(n, numel, torch.float32) | zeros(kept, numel, torch.float32)
+    learnt = estimate(graph, given).costs
     device = asc.Machine.emulated().device("cuda:0")
     for name in ("b.encode.0", "b.decode.0"):
         said = asc.Costs().task_seconds(graph.task(name), device)
-        assert said == pytest.approx(learnt.work[name].seconds(device), rel=0.25), name
+        assert said == pytest.approx(learnt.work[name].seconds(device)), name
         assert graph.value(name).nbytes == learnt.nbytes[name]
 
 
