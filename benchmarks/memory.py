@@ -15,7 +15,7 @@ import torch
 from _budgets import captured, models
 from _report import parser, publish, table
 
-from autosched.recomputation.sequence import Plan, Step, curve, peak_of
+from autosched.recomputation.sequence import Plan, Step, peak_of, planned
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05)
 # Samples of the largest batch of VGG19: github.com/parasj/checkmate, branch mlsys20_artifact, README.
@@ -58,7 +58,7 @@ def chains(quick: bool) -> str:
     ):
         steps = chain(length)
         began = time.perf_counter()
-        (plan,) = curve(steps, [room])
+        plan = planned(steps, room)
         took = time.perf_counter() - began
         made = f"{plan.seconds - 2 * length:.0f}" if plan else "none"
         rows.append(
@@ -108,9 +108,9 @@ def layers(quick: bool, limit: float, seconds: float) -> str:
         room = round(part * plain_peak(steps))
         once = sum(step.seconds for step in steps)
         began = time.perf_counter()
-        (plan,) = curve(steps, [room])
+        plan = planned(steps, room)
         took = time.perf_counter() - began
-        (longer,) = curve(steps, [room], seconds=seconds)
+        longer = planned(steps, room, seconds=seconds)
         begun = solved(steps, room, limit, longer.order if longer else ())
         found = f"+{begun.seconds / once - 1:.2%}" if begun.seconds < math.inf else "none"
         rows.append(
@@ -132,8 +132,11 @@ def budgets(quick: bool) -> Iterator[str]:
         found = captured(make(), x, BUDGETS)
         once = sum(step.seconds for step in found.steps)
         peaks = [peak_of(found.steps, found.orders[budget]) for budget in BUDGETS]
+        plans = [planned(found.steps, peak) for peak in peaks]
         rows = []
-        for budget, peak, plan in zip(BUDGETS, peaks, curve(found.steps, peaks), strict=True):
+        for budget, peak in zip(BUDGETS, peaks, strict=True):
+            fitting = (plan for plan in plans if plan and plan.peak <= peak)
+            plan = min(fitting, key=lambda plan: plan.seconds, default=None)
             took = sum(found.steps[i].seconds for i in found.orders[budget])
             rows.append(
                 (f"{budget}", f"{peak / 1e6:.2f}", f"+{took / once - 1:.2%}", percent(plan, once))
@@ -184,7 +187,7 @@ def vgg19(batch: int) -> tuple[list[Step], float, float]:
 def largest_batch() -> str:
     def is_possible(batch: int, again: float) -> bool:
         steps, forward, fixed = vgg19(batch)
-        (plan,) = curve(steps, [16e9], base=fixed)
+        plan = planned(steps, 16e9, base=fixed)
         most = sum(step.seconds for step in steps) + again * forward
         return plan is not None and plan.seconds <= most * (1 + 1e-12)
 
@@ -205,7 +208,7 @@ def main() -> None:
     options.add_argument("--longer", type=float, default=20, help="seconds of the longer search")
     chosen = options.parse_args()
     limit = min(chosen.solver, 20) if chosen.quick else chosen.solver
-    curve(chain(20), [4])  # compiles
+    planned(chain(20), 4)  # compiles
     publish(
         "memory",
         "What is computed again, compared with optima and other planners",

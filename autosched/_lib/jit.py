@@ -32,6 +32,19 @@ def kernel(function: F) -> F:
     return function
 
 
+PRIME = 2147483647
+
+
+@kernel
+def below(random: Any, count: int) -> int:
+    """Return a random number below ``count``, by a state of one number from 1 to ``PRIME - 1``.
+
+    Park and Miller, CACM 31(10), 1988.
+    """
+    random[0] = random[0] * 48271 % PRIME
+    return int(random[0] % count)
+
+
 @functools.cache
 def is_there() -> bool:
     """Return whether numba can be imported."""

@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from autosched import Costs, Graph, Machine, ScheduleError, Value, Work
-from autosched.parallel.costs import memory_task
+from autosched.parallel.costs import memory_task, relayed
 
 # Devices; with more, strategies of n * n copies, or with one device for all, are not tried.
 MANY = 16
-
-T = TypeVar("T")
 
 
 def all_reduce(
@@ -78,12 +76,9 @@ class _Sum:
         return self._task("cat", torch.cat, (list(chunks),), device, self.numel, 2)
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
-        """Return a received value as one computed on the device, from which others copy it."""
-        made: Value = self.graph.add(
-            same, value, name=self._fresh("relay", device), on=device, aliases=value,
-            seconds={device: 0.0}, nbytes=numel * self.itemsize,
-        )  # fmt: skip
-        return made
+        """Return a received value as one computed on the device."""
+        name = f"{self.name}.relay.{device}"
+        return relayed(self.graph, value, device, numel * self.itemsize, name)
 
     def split(self, flat: Value, numel: int) -> tuple[Value, ...]:
         """Return views of chunks of this many elements each; the last may have fewer."""
@@ -102,17 +97,10 @@ class _Sum:
         nbytes = numel * self.itemsize
         made: Value = memory_task(
             self.graph, self.machine, device, fn, *args, accessed=accesses * nbytes,
-            launches=launches, name=self._fresh(what, device), nbytes=nbytes, reuse=True,
+            launches=launches, name=self.graph.fresh(f"{self.name}.{what}.{device}"),
+            nbytes=nbytes, reuse=True,
         )  # fmt: skip
         return made
-
-    def _fresh(self, what: str, device: str) -> str:
-        return self.graph.fresh(f"{self.name}.{what}.{device}")
-
-
-def same(tensor: T) -> T:
-    """Return the argument."""
-    return tensor
 
 
 def added(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from autosched import Costs, Graph, Machine, Work
+from autosched import Costs, Graph, Machine, Value, Work
 from autosched._lib.holders import holders
+
+T = TypeVar("T")
 
 
 def memory_task(
@@ -25,6 +27,20 @@ def memory_task(
     if reuse and machine.rank is not None and machine.device(device).kind == "cpu":
         fn = Reusing(fn)
     return graph.add(fn, *args, on=device, seconds=seconds, **options)
+
+
+def relayed(graph: Graph, value: Value, device: str, nbytes: int, name: str) -> Value:
+    """Return a value as one computed on a device, where it is copied, and from which others copy it."""
+    made: Value = graph.add(
+        same, value, name=graph.fresh(name), on=device, aliases=value, seconds={device: 0.0},
+        nbytes=nbytes,
+    )  # fmt: skip
+    return made
+
+
+def same(tensor: T) -> T:
+    """Return the argument."""
+    return tensor
 
 
 def tabulated(

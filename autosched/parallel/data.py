@@ -7,7 +7,7 @@ one bucket of gradients is summed while backward computes the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal
@@ -18,12 +18,12 @@ from autosched import AutoschedError, CaptureError, Machine, ScheduleError
 from autosched.parallel.all_reduce import SIZES, Compression, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, shares
 from autosched.parallel.costs import tabulated
-from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
+from autosched.parallel.micro_batch import MicroBatch, Size, micro_batch_of
 from autosched.parallel.ranks import ranks_of
 from autosched.parallel.step import Step
 from autosched.parallel.step_graph import StepSpec
 from autosched.parallel.template import Loss, Template, accumulating
-from autosched.parallel.training import Planned, Training, check_strategy
+from autosched.parallel.training import Captures, Planned, Training, check_strategy
 from autosched.parallel.updates import Bucket
 
 _Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
@@ -120,7 +120,7 @@ class _Study:
     def __post_init__(self) -> None:
         self.machine = self.training.machine
         self.devices = self.training.devices
-        self.captured: dict[int, Template] = {}
+        self.captures = Captures(self.training, self.batch, sum(self.counts))
         self.is_enough = False  # memory, for a plan in which nothing is repeated
 
     def best(self) -> Planned:
@@ -152,7 +152,7 @@ class _Study:
             return found
         # Of a micro-batch; batch norms refuse one row.
         size = max(2, -(-max(self.counts) // (self.accumulate * len(devices))))
-        (one,) = self._passes([size]).values()
+        (one,) = self.captures.of([size]).values()
         table, _ = tabulated(one.graph, one.estimate.costs, self.machine)
         seconds = [sum(own[name] for own in table.values()) for name in self.devices]
         order = sorted(seconds)
@@ -199,9 +199,11 @@ class _Study:
         # 1. Divide each share into micro-batches.
         cuts = tuple(shares(own, self.accumulate) for own in division if own is not None)
         # 2. Capture each size, as the first micro-batch and as a further one.
-        first = self._passes(chain(*cuts))
-        more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
+        first = self.captures.of(chain(*cuts))
         one = next(iter(first.values()))
+        templates = {(size, True): template for size, template in first.items()}
+        if self.accumulate > 1:
+            templates |= {(size, False): accumulating(t) for size, t in first.items()}
         # 3. Schedule the step with each reduction and all buckets.
         tried: dict[tuple[str, _Names], float] = {}
         plans = list[Planned]()
@@ -211,26 +213,18 @@ class _Study:
             made = tuple(Bucket(0, {n: one.examples[n] for n in group}) for group in names)
             spec = StepSpec(
                 "data parallel", training.machine, tuple((device,) for device in devices),
-                cuts, self._micro_batches(first, names), self._micro_batches(more, names), made,
-                training.updates(made, len(devices) > 1), homes=batch_homes(one, self.batch),
-                divided=True, compression=self.compression,
+                cuts, self._micro_batches(templates, names), made,
+                homes=batch_homes(one, self.batch), divided=True, compression=self.compression,
             )  # fmt: skip
-            plans += training.plans(spec, one, self.reduction, {**notes, "buckets": names})
+            plans += training.plans(spec, self.reduction, {**notes, "buckets": names})
         for plan in plans:
             tried[plan.notes["reduction"], plan.notes["buckets"]] = plan.schedule.makespan
             self.is_enough |= training.fits(plan.schedule)
         return training.best(plans)
 
-    def _passes(self, sizes: Iterable[int]) -> dict[int, Template]:
-        """Capture micro-batches of each size, unless that was done."""
-        wanted = [size for size in dict.fromkeys(sizes) if size]
-        new = [size for size in wanted if size not in self.captured]
-        self.captured.update(self.training.passes(self.batch, new, sum(self.counts)))
-        return {size: self.captured[size] for size in wanted}
-
     def _micro_batches(
-        self, templates: Mapping[int, Template], buckets: _Names
-    ) -> dict[int, MicroBatch]:
+        self, templates: Mapping[Size, Template], buckets: _Names
+    ) -> dict[Size, MicroBatch]:
         found = {}
         for size, template in templates.items():
             stage = {task.name: 0 for task in template.graph.tasks}

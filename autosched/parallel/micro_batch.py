@@ -17,6 +17,8 @@ from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.costs import tabulated
 from autosched.parallel.template import Template, producer_of
 
+Size = tuple[int, bool]  # the rows of a micro-batch, and whether it is the first of a step
+
 
 @dataclass(frozen=True)
 class Role:

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched._lib.jit import kernel, mode
+from autosched._lib.jit import PRIME, below, kernel, mode
 from autosched.parallel.orders import KINDS, Action, Order
 
 _HOT, _COLD = 0.02, 0.001  # temperatures, in times of a micro-batch
 _SUM = 0.02  # what the sum of times counts
 _NEAR, _FAR = 40, 30  # the most places of moves into gaps, and of others
 _LOOKS = 20  # for a gap
-_PRIME = 2147483647
 # Moves: as many as take a second or a few.
 _LEAST_MOVES, _MOST_MOVES, _WORK = 3_000, 1_000_000, 1.2e8
 _LARGE = 12_000  # actions; to make an order of more takes seconds, so it gets fewer moves
@@ -50,13 +49,6 @@ class State(NamedTuple):
     free: NDArray[Any]  # [device]
     held: NDArray[Any]  # [device] half stages' activations
     random: NDArray[Any]  # [1]
-
-
-@kernel
-def below(w: State, count: int) -> int:
-    """Return a random number; Park and Miller, CACM 31(10), 1988."""
-    w.random[0] = w.random[0] * 48271 % _PRIME
-    return int(w.random[0] % count)
 
 
 @kernel
@@ -154,21 +146,21 @@ def is_possible(t: Tables, w: State, chunks: int, old: int, new: int) -> bool:
 @kernel
 def propose(t: Tables, w: State, chunks: int) -> tuple[int, int, int]:
     """Return a place of an action, another one in the same row, and where the row begins."""
-    d = below(w, len(t.work))
-    if below(w, 2):  # that which takes longest
+    d = below(w.random, len(t.work))
+    if below(w.random, 2):  # that which takes longest
         for other in range(len(t.work)):
             if t.work[other] + w.waits[t.at[other + 1] - 1] > t.work[d] + w.waits[t.at[d + 1] - 1]:
                 d = other
     low = t.at[d]
     count = t.at[d + 1] - low
-    old = low + below(w, count)
-    if below(w, 2):
+    old = low + below(w.random, count)
+    if below(w.random, 2):
         for _ in range(_LOOKS):
-            new = low + 1 + below(w, count - 1)
+            new = low + 1 + below(w.random, count - 1)
             if w.waits[new] > w.waits[new - 1]:
-                return new + 1 + below(w, 1 + below(w, _NEAR)), new, low
-    far = 1 + below(w, 1 + below(w, _FAR))
-    return old, old - far if below(w, 2) else old + far, low
+                return new + 1 + below(w.random, 1 + below(w.random, _NEAR)), new, low
+    far = 1 + below(w.random, 1 + below(w.random, _FAR))
+    return old, old - far if below(w.random, 2) else old + far, low
 
 
 @kernel
@@ -194,7 +186,7 @@ def anneal(
         if not is_possible(t, w, chunks, old, new):
             continue
         shift(w, old, new)
-        most = now - heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME)
+        most = now - heat * math.log((1 + below(w.random, PRIME - 2)) / PRIME)
         longest, total = simulated(t, w, chunks, copy, limit, most)
         if total > most:
             shift(w, new, old)

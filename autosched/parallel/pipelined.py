@@ -33,7 +33,7 @@ from autosched.parallel.template import (
     accumulating,
     split_convolutions,
 )
-from autosched.parallel.training import Planned, Training, check_strategy
+from autosched.parallel.training import Captures, Planned, Training, check_strategy
 from autosched.parallel.updates import Bucket
 from autosched.viz import charts
 
@@ -244,7 +244,7 @@ class _Study:
     def __post_init__(self) -> None:
         self.machine = self.training.machine
         self.shares = divided(self.rows, [1] * self.replicas)  # rows of each replica
-        self.passes: dict[int, Template] = {}
+        self.captures = Captures(self.training, self.batch, self.rows)
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
         self.best_stages: int | None = None  # of each device, for the best order
         self.best_memory: dict[int, float | None] = {}  # of the best order, by micro-batches
@@ -301,13 +301,10 @@ class _Study:
         sizes = list(dict.fromkeys(size for own in rows for size in own))
         variant = self._variant(best.order, (min(sizes), max(sizes)))
         made = {size: self._micro_batches(size, variant, best.order) for size in sizes}
-        first = made[sizes[0]][0]
-        buckets = self._buckets(first)
-        updates = self.training.updates(buckets, self.replicas > 1)
         spec = self._spec(best.order, rows, made, variant)
-        spec = replace(spec, buckets=buckets, updates=updates)
+        spec = replace(spec, buckets=self._buckets(spec.one))
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
-        plans = self.training.plans(spec, first.template, self.reduction, notes)
+        plans = self.training.plans(spec, self.reduction, notes)
         return self.training.best(plans)
 
     def _buckets(self, one: MicroBatch) -> tuple[Bucket, ...]:
@@ -373,9 +370,7 @@ class _Study:
         return name != SERIAL and ORDERS[name].splits_backward
 
     def _pass(self, size: int) -> Template:
-        if size not in self.passes:
-            self.passes.update(self.training.passes(self.batch, [size], self.rows))
-        return self.passes[size]
+        return self.captures.of([size])[size]
 
     def _variant(self, name: str, pair: tuple[int, int]) -> _Variant:
         key = self._layout(name), self._splits_backward(name)
@@ -560,8 +555,7 @@ class _Study:
         variant: _Variant,
     ) -> StepSpec:
         """Return the step of as many replicas as ``rows`` has, without updates."""
-        first = {size: pair[0] for size, pair in made.items()}
-        more = {size: pair[1] for size, pair in made.items()}
+        parts = {(n, not i): one for n, pair in made.items() for i, one in enumerate(pair)}
         cuts = variant.cuts
         distinct = list(dict.fromkeys(cuts.devices))
         ranks = [distinct.index(device) for device in cuts.devices]
@@ -569,9 +563,7 @@ class _Study:
         devices = (cuts.devices, *(tuple(group[rank] for rank in ranks) for group in others))
         actions = self._actions(name, max(map(len, rows)), made, variant)
         homes = batch_homes(variant.micro_batches[0].template, self.batch)
-        return StepSpec(
-            "pipeline", self.machine, devices, rows, first, more, (), (), actions, homes
-        )
+        return StepSpec("pipeline", self.machine, devices, rows, parts, order=actions, homes=homes)
 
     def _actions(
         self, name: str, chunks: int, made: Mapping[int, _Pair], variant: _Variant

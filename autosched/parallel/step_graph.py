@@ -32,10 +32,9 @@ from autosched.parallel.all_reduce import (
     added,
     all_reduce,
     compressed_all_reduce,
-    same,
 )
-from autosched.parallel.costs import flat, memory_task, pack, unpack_
-from autosched.parallel.micro_batch import MicroBatch
+from autosched.parallel.costs import flat, memory_task, pack, relayed, unpack_
+from autosched.parallel.micro_batch import MicroBatch, Size
 from autosched.parallel.orders import Rows
 from autosched.parallel.ranks import Layout, generators_of, label_on
 from autosched.parallel.template import Place
@@ -73,7 +72,7 @@ class _Builder:
         self.places: dict[str, Made] = {}
         self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
         self.new_state: dict[str, float] = {}
-        self.one = next(iter(spec.first.values()))
+        self.one = spec.one
         self.batch: dict[tuple[int | None, str], Value] = {}
         for name in self.one.template.batch:
             for replica, rows in enumerate(spec.rows):
@@ -117,7 +116,7 @@ class _Builder:
     # ---- micro-batches
 
     def _micro_batch(self, chunk: int, rows: int) -> MicroBatch:
-        return (self.spec.more if chunk else self.spec.first)[rows]
+        return self.spec.micro_batches[rows, not chunk]
 
     def _batch_input(self, replica: int, name: str) -> Value:
         """Return the input for a part of the batch that a replica reads."""
@@ -222,11 +221,7 @@ class _Builder:
 
     def _relayed(self, value: Value, device: str, nbytes: int) -> Value:
         """Return a value as one of another device."""
-        made: Value = self.graph.add(
-            same, value, name=self.graph.fresh(f"{value.name}.{device}"), on=device, aliases=value,
-            seconds={device: 0.0}, nbytes=nbytes,
-        )  # fmt: skip
-        return made
+        return relayed(self.graph, value, device, nbytes, f"{value.name}.{device}")
 
     def _output_everywhere(self, name: str, value: Value, device: str) -> None:
         """Make a number, which a device has, an output on every rank."""
@@ -460,7 +455,7 @@ class StepSpec:
 
     * ``devices``: for each replica, the device of each stage.
     * ``rows``: for each replica, the rows of each micro-batch; the batch is cut in this order.
-    * ``first``, ``more``: by number of rows, the first micro-batch, and further ones.
+    * ``micro_batches``: the first one, and further ones, which add their gradients to it.
     * ``buckets``, ``updates``: gradients that are reduced together, and the updates that use them.
     * ``order``: for each device of a replica, its actions; default: one micro-batch after another.
     * ``homes``: devices of the parts of the batch that are not on the host.
@@ -474,10 +469,9 @@ class StepSpec:
     machine: Machine
     devices: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[int, ...], ...]
-    first: Mapping[int, MicroBatch]
-    more: Mapping[int, MicroBatch]
-    buckets: tuple[Bucket, ...]
-    updates: tuple[Update, ...]
+    micro_batches: Mapping[Size, MicroBatch]
+    buckets: tuple[Bucket, ...] = ()
+    updates: tuple[Update, ...] = ()
     order: Rows | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
     divided: bool = False
@@ -486,11 +480,15 @@ class StepSpec:
     max_norm: float | None = None
     held: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def one(self) -> MicroBatch:
+        """Any of the first micro-batches; what is not about rows is the same in all."""
+        return next(one for (_, is_first), one in self.micro_batches.items() if is_first)
+
     def apart(self) -> StepSpec:
         """Return the step in which each operator is a task."""
-        first = {rows: one.apart(self.machine) for rows, one in self.first.items()}
-        more = {rows: one.apart(self.machine) for rows, one in self.more.items()}
-        return replace(self, first=first, more=more)
+        apart = {size: one.apart(self.machine) for size, one in self.micro_batches.items()}
+        return replace(self, micro_batches=apart)
 
 
 class Held(NamedTuple):

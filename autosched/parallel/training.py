@@ -128,7 +128,7 @@ class Planned:
     def chosen(self) -> Planned:
         """Return the plan without that with which it was captured, and warn of what was guessed."""
         assert self.spec is not None
-        template = next(iter(self.spec.first.values())).template
+        template = self.spec.one.template
         template.estimate.warn(template.graph)
         return replace(self, spec=None)
 
@@ -245,23 +245,6 @@ class Training:
         """Return what a function returns; on several ranks raise on all what it raises on one."""
         return do() if self.group is None else self.group.together("to plan", do)
 
-    def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
-        """Capture micro-batches of each size, as parts of a batch of this many rows.
-
-        Collective on several ranks.
-        """
-
-        def captured(size: int) -> Template:
-            part = first_rows(batch, size, self.capture_device)
-            weight = size / rows if self.averages else 1.0
-            one = pass_of(self.model, self.loss_fn, self.optimizer, part, weight)
-            return with_hoisted_random_numbers(with_random_numbers_once(one))
-
-        def all_captured() -> dict[int, Template]:
-            return {size: captured(size) for size in dict.fromkeys(sizes) if size}
-
-        return self.together(all_captured)
-
     def updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
         """Capture the updates of the parameters in buckets; by stage if operators mix stages.
 
@@ -300,10 +283,12 @@ class Training:
             )
         return updates_of(template, buckets, numbers, self.machine, flat)
 
-    def plans(
-        self, spec: StepSpec, template: Template, reduction: str, notes: Mapping[str, Any]
-    ) -> list[Planned]:
-        """Return a step's plan with each reduction to try, as if memory had no limit."""
+    def plans(self, spec: StepSpec, reduction: str, notes: Mapping[str, Any]) -> list[Planned]:
+        """Return a step's plan with each reduction to try, as if memory had no limit.
+
+        ``spec`` needs no updates yet. Collective on several ranks.
+        """
+        spec = replace(spec, updates=self.updates(spec.buckets, len(spec.devices) > 1))
         names: tuple[str, ...] = _IN_ORDER if self.machine.ranks else _ON_ONE_HOST
         if spec.compression is not None or len(spec.devices) == 1:
             names = ("none" if spec.compression is None else "compressed",)
@@ -312,13 +297,12 @@ class Training:
         elif len(spec.devices) > MANY:
             names = ("exchange",)
         found = []
-        state = spec.updates[0].state
+        switches, state = spec.one.template.switches, spec.updates[0].state
         settings = tuple(update.settings for update in spec.updates)
         for name in names:
             own = replace(spec, reduction=name)
-            made = self.scheduled(own)
             said = {**notes, "reduction": name}
-            found.append(Planned(*made, template.switches, state, said, settings, own))
+            found.append(Planned(*self.scheduled(own), switches, state, said, settings, own))
         return found
 
     def best(self, plans: Iterable[Planned]) -> Planned:
@@ -385,3 +369,29 @@ class Training:
                     f"and of the optimizer's state takes {nbytes:,.0f} B; cut the model into more "
                     f"stages, with pipeline or model_parallel on more devices"
                 )
+
+
+@dataclass
+class Captures:
+    """The captured micro-batches of one kind of batch, of which each is a part."""
+
+    training: Training
+    batch: Sequence[Any]
+    rows: int  # of the batch
+
+    def __post_init__(self) -> None:
+        self._known: dict[int, Template] = {}
+
+    def of(self, sizes: Iterable[int]) -> dict[int, Template]:
+        """Return micro-batches of each size but 0. Collective on several ranks."""
+        wanted = [size for size in dict.fromkeys(sizes) if size]
+        new = [size for size in wanted if size not in self._known]
+        self._known |= self.training.together(lambda: {size: self._captured(size) for size in new})
+        return {size: self._known[size] for size in wanted}
+
+    def _captured(self, size: int) -> Template:
+        training = self.training
+        part = first_rows(self.batch, size, training.capture_device)
+        weight = size / self.rows if training.averages else 1.0
+        one = pass_of(training.model, training.loss_fn, training.optimizer, part, weight)
+        return with_hoisted_random_numbers(with_random_numbers_once(one))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autosched._lib.jit import kernel, mode
+from autosched._lib.jit import PRIME, below, kernel, mode
 
 if TYPE_CHECKING:
     from autosched.recomputation.sequence import Step
 
 _WORK = 4e7  # steps that are measured in a search
 _MOVES = 400  # for each step, at most
-_PRIME = 2147483647
+_SEED = 104730
 _RISE = 1.01  # of the price of memory, in a move
 _TURNS = 4
 _PRICES = (1.0, 0.03, 0.001)  # at which it is decided what is repeated, or kept longer
@@ -60,13 +60,6 @@ class _State(NamedTuple):
     listed: Any  # steps that are repeated together
     chosen: Any
     random: Any  # [1]
-
-
-@kernel
-def below(w: _State, count: int) -> int:
-    """Return a random number; Park and Miller, CACM 31(10), 1988."""
-    w.random[0] = w.random[0] * 48271 % _PRIME
-    return int(w.random[0] % count)
 
 
 @kernel
@@ -178,7 +171,7 @@ def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> f
     What saves most bytes above ``room`` per second is taken, or any at random.
     """
     length = w.counts[0]
-    is_steep = not is_random or below(w, 4) == 0
+    is_steep = not is_random or below(w.random, 4) == 0
     over = w.freed
     over[0] = 0.0
     for i in range(length):
@@ -198,7 +191,7 @@ def drop(t: _Tables, w: _State, room: float, price: float, is_random: bool) -> f
             is_there = w.slot[w.made[step]] == slot  # and cannot be repeated there once more
             if saved <= 0 or is_there or slot > t.last[step]:
                 continue
-            draw = float(below(w, 1000)) if is_random else 1.0
+            draw = float(below(w.random, 1000)) if is_random else 1.0
             if not is_steep and draw <= best_rate:
                 continue
             for cheaper in _PRICES:
@@ -244,14 +237,14 @@ def prune(t: _Tables, w: _State, room: float, least: float) -> None:
 def taken(t: _Tables, w: _State) -> float:
     """Take a repetition away, or to another slot; return the change of seconds."""
     length = w.counts[0]
-    at = below(w, length)
+    at = below(w.random, length)
     while w.slot[at] == w.step[at]:
         at = at + 1 if at + 1 < length else 0
     step = w.step[at]
     slot = w.slot[at]
     remove(w, at)
-    if below(w, 3) == 0:
-        slot += 1 + below(w, 8) if below(w, 2) else -1 - below(w, 8)
+    if below(w.random, 3) == 0:
+        slot += 1 + below(w.random, 8) if below(w.random, 2) else -1 - below(w.random, 8)
         if step < slot <= t.last[step] and inserted(w, slot, step):
             return 0.0
     return -float(t.seconds[step])
@@ -297,11 +290,11 @@ def anneal(
             w.old_step[i] = w.step[i]
         more = 0.0
         now = excess
-        if length > plain and (excess <= 0 or below(w, 4)):
+        if length > plain and (excess <= 0 or below(w.random, 4)):
             more += taken(t, w)
             now = measured(t, w, room)
             is_old = False
-        for _turn in range(1 + below(w, 3)):
+        for _turn in range(1 + below(w.random, 3)):
             if now <= 0:
                 break
             if is_old:
@@ -310,7 +303,7 @@ def anneal(
             more += drop(t, w, room, price, True)
             now = measured(t, w, room)
         change = more + price * (now - excess)
-        if change <= 0 or change < -heat * math.log((1 + below(w, _PRIME - 2)) / _PRIME):
+        if change <= 0 or change < -heat * math.log((1 + below(w.random, PRIME - 2)) / PRIME):
             seconds += more
             excess = now
             if excess <= 0 and seconds < best - 1e-12:
@@ -331,7 +324,6 @@ def improved(
     start: Sequence[tuple[int, int]],
     room: float,
     seconds: float | None,
-    seed: int,
 ) -> tuple[int, ...] | None:
     """Return the order of least time within ``room`` that is found, or None.
 
@@ -356,7 +348,7 @@ def improved(
         counts(longest), counts(longest), counts(longest), numbers(longest), numbers(longest),
         counts(longest), counts(size), counts(longest), counts(longest), counts(longest),
         counts(longest), counts(2), counts(_TOGETHER), counts(_TOGETHER),
-        counts(1, 1 + (seed * 7919 + 104729) % _PRIME),
+        counts(1, _SEED),
     )  # fmt: skip
     mean = math.fsum(step.seconds for step in steps) / size or 1e-9
     until = perf_counter() + (seconds or 0.0)

@@ -24,7 +24,7 @@ from autosched.recomputation.rewrite import (
     rewritten,
     without_unread,
 )
-from autosched.recomputation.sequence import Step, curve, peak_of
+from autosched.recomputation.sequence import Step, peak_of, planned
 
 _TOGETHER = 0.75  # of the bytes times lives that one block would have
 
@@ -147,7 +147,7 @@ def repeated(problem: Problem, placement: Placement, part: float = 1.0) -> tuple
         peak = base + peak_of(steps, range(len(steps)))
         if peak <= limit:
             continue
-        (plan,) = curve(steps, [limit + (1 - part) * (peak - limit)], base=base)
+        plan = planned(steps, limit + (1 - part) * (peak - limit), base=base)
         if plan is None:
             return None
         done = 0

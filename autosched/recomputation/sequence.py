@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from autosched.errors import ScheduleError
 from autosched.recomputation.annealing import improved
 from autosched.recomputation.chains import Chain
 
@@ -48,44 +47,19 @@ class Plan(NamedTuple):
     peak: float
 
 
-def curve(
-    steps: Sequence[Step],
-    limits: Sequence[float],
-    *,
-    base: float = 0.0,
-    seconds: float | None = None,
-    seed: int = 0,
-) -> list[Plan | None]:
-    """Return a plan of little time for each limit of the peak, None where none was found.
+def planned(
+    steps: Sequence[Step], limit: float, *, base: float = 0.0, seconds: float | None = None
+) -> Plan | None:
+    """Return a plan of little time whose peak is within a limit, or None if none was found.
 
-    A lower limit is never faster. ``base`` is held all the time. The search takes up to ``seconds``;
-    by default, it is as long for the same steps on every machine.
+    ``base`` is held all the time. The search takes up to ``seconds``; by default, it is as long for
+    the same steps on every machine.
 
     >>> steps = [Step(1, 4, (), 3), Step(1, 4, (0,), 3), Step(1, 4, (1,), 3), Step(1, 4, (2, 0), 3)]
-    >>> [plan and plan.order for plan in curve(steps, [16, 12, 8])]
-    [(0, 1, 2, 3), (0, 1, 2, 3), None]
+    >>> planned(steps, 12)
+    Plan(order=(0, 1, 2, 3), seconds=4.0, peak=12.0)
     """
-    for limit in limits:
-        _check(steps, limit)
-    found = [_planned(steps, limit - base, seconds, seed) for limit in limits]
-    plans: list[Plan | None] = []
-    for limit in limits:
-        fitting = [plan for plan in found if plan and plan.peak <= limit - base]
-        best = min(fitting, key=lambda plan: plan.seconds, default=None)
-        plans.append(best and best._replace(peak=best.peak + base))
-    return plans
-
-
-def _check(steps: Sequence[Step], limit: float) -> None:
-    if not limit >= 0:
-        raise ScheduleError(f"a limit of memory is at least 0 B, got {limit}")
-    for i, step in enumerate(steps):
-        if not all(0 <= other < i for other in step.reads):
-            raise ScheduleError(f"step {i} reads {step.reads}: it may only read earlier steps")
-
-
-def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: int) -> Plan | None:
-    """Return a plan within ``room``, or None."""
+    room = limit - base
     last = last_uses(steps)
     order: tuple[int, ...] | None = tuple(range(len(steps)))
     plain = profile_of(steps, range(len(steps)))
@@ -96,12 +70,12 @@ def _planned(steps: Sequence[Step], room: float, seconds: float | None, seed: in
             order = _shortest(steps, room)
         else:
             start = Chain(steps, plain, last, room).repetitions()
-            order = improved(steps, start, room, seconds, seed)
+            order = improved(steps, start, room, seconds)
     if order is None:
         return None
     peak = peak_of(steps, order)
     took = math.fsum(steps[i].seconds for i in order)
-    return Plan(order, took, peak) if peak <= room else None
+    return Plan(order, took, peak + base) if peak <= room else None
 
 
 def peak_of(steps: Sequence[Step], order: Sequence[int]) -> float:

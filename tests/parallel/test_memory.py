@@ -95,6 +95,25 @@ def test_within_their_limits_steps_equal_the_serial_run(name: str, job: Any) -> 
     assert sorted(seconds) == seconds
 
 
+HOSTS = asc.Machine.emulated(gpus=1, hosts=2, bytes_per_second=1e8).slower(1000)
+
+
+@pytest.mark.parametrize("name", some(["data parallel", "1f1b"], "data parallel"))
+def test_limits_hold_on_each_of_several_hosts(name: str) -> None:
+    make, replicas, chunks = SYSTEMS[name]
+    torch.manual_seed(0)
+    hidden = [(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)]  # hosts draw numbers of their own
+    model, batch = nn.Sequential(*sum(hidden, ())), (torch.rand(256, 16), torch.arange(256) % 16)
+    trained = model, functional.cross_entropy, momentum(model.parameters())
+    free = make(machine=HOSTS)(*trained).schedule(*batch)
+    limit = 0.7 * max(free.peak_bytes[name] for name in HOSTS.accelerators)
+    limited = make(machine=HOSTS.limited(limit))
+    made = limited(*trained).schedule(*batch)
+    assert len(made.graph) > len(free.graph)  # operators are tasks
+    assert all(made.peak_bytes[name] <= limit for name in HOSTS.accelerators)
+    assert_trains_as_serially(limited, among(replicas, chunks), model, [batch] * 2)
+
+
 def test_what_fits_nowhere_is_told_a_limit_that_suffices() -> None:
     make, _, _ = SYSTEMS["1f1b"]
     most = peak(schedule_of(make, perceptron, 1e12))

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched._lib.jit import Mode
-from autosched.errors import ScheduleError
 from autosched.recomputation import annealing, sequence
 from autosched.recomputation.chains import Chain
-from autosched.recomputation.sequence import Plan, Step, curve
+from autosched.recomputation.sequence import Plan, Step, planned
 
 
 def peak(steps: list[Step], order: tuple[int, ...]) -> float:
@@ -94,7 +93,7 @@ def test_few_steps_are_planned_as_well_as_by_brute_force(steps):
     last = sequence.last_uses(steps)
     for limit in range(int(sequence.peak_of(steps, range(len(steps)))) + 1):
         best = brute_force(steps, limit)
-        (plan,) = curve(steps, [limit])
+        plan = planned(steps, limit)
         assert (plan.seconds if plan else math.inf) == best
         if plan:
             check(steps, plan, limit)
@@ -116,7 +115,7 @@ def binomial(length: int, room: int) -> float:
 @pytest.mark.parametrize(("length", "room"), [(4, 2), (5, 3), (6, 3), (6, 4), (20, 4)])
 def test_chains_are_repeated_as_often_as_known(length, room):
     steps = chain(length)
-    (plan,) = curve(steps, [room])
+    plan = planned(steps, room)
     check(steps, plan, room)
     assert plan.seconds == length + binomial(length, room)
 
@@ -135,43 +134,24 @@ def test_long_chains_begin_with_their_optimum(length, room):
 @given(graphs(17, 30), st.floats(0.3, 1))
 def test_plans_of_more_steps_keep_the_law(steps, part):
     limit = round(part * peak(steps, tuple(range(len(steps)))))
-    if plan := curve(steps, [limit])[0]:
+    if plan := planned(steps, limit):
         check(steps, plan, limit)
 
 
 def test_what_only_a_repetition_reads_is_kept_for_it():
     steps = [Step(10, 1, (), 4), Step(1, 5, (0,), 4), Step(1, 5, (), 4), Step(1, 1, (2,), 4)]
-    (plan,) = curve([*steps, Step(1, 1, (1, 3))], [8])
+    plan = planned([*steps, Step(1, 1, (1, 3))], 8)
     assert plan.order == (0, 1, 2, 3, 1, 4)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_compiled_or_not_the_order_is_the_same(monkeypatch, seed):
+def test_compiled_or_not_the_order_is_the_same(monkeypatch):
     steps = chain(12)
     monkeypatch.setattr(annealing, "_MOVES", 1)
     orders = []
     for fast in (True, False):
         monkeypatch.setattr(annealing, "mode", lambda *_, fast=fast: Mode(fast))
-        orders.append(annealing.improved(steps, [], 5.0, None, seed))
+        orders.append(annealing.improved(steps, [], 5.0, None))
     assert orders[0] == orders[1] != tuple(range(24))
-
-
-def test_where_a_limit_has_no_plan_of_its_own_a_lower_one_has(monkeypatch):
-    steps = [Step(1, 1, (), 4), Step(1, 1, (), 4), Step(1, 1, (1,), 4), Step(1, 1, (0, 2), 4)]
-    (plan,) = curve(steps, [3])
-    monkeypatch.setattr(sequence, "_planned", lambda _, room, *__: plan if room == 3 else None)
-    assert curve(steps, [3.5, 3, 2]) == [plan, plan, None]
-
-
-def test_a_lower_limit_is_never_faster():
-    steps = chain(12)
-    limits = [*range(12, 3, -2)]
-    plans = curve(steps, limits)
-    for plan, limit in zip(plans, limits, strict=True):
-        check(steps, plan, limit)
-    seconds = [plan.seconds for plan in plans]
-    assert seconds == sorted(seconds)
-    assert plans[0].order == tuple(range(24))
 
 
 def transformer(layers: int) -> list[Step]:
@@ -223,17 +203,13 @@ def transformer(layers: int) -> list[Step]:
 
 def test_no_product_of_a_deep_network_is_repeated_where_other_operators_suffice():
     steps = transformer(24)
-    (plan,) = curve(steps, [0.46 * sequence.peak_of(steps, range(len(steps)))])
+    plan = planned(steps, 0.46 * sequence.peak_of(steps, range(len(steps))))
     assert plan.seconds - sum(step.seconds for step in steps) < 300, "others cost 1 each"
     assert {steps[i].seconds for i in plan.order if plan.order.count(i) > 1} == {1}
 
 
-@pytest.mark.parametrize("limit", [-1, math.nan])
-def test_limits_are_amounts(limit):
-    with pytest.raises(ScheduleError, match="at least 0 B"):
-        curve([], [limit])
-
-
 def test_a_device_without_steps_holds_what_it_has():
-    within, above = curve([], [8.0, 7.0], base=8.0)
-    assert (within.peak, above) == (8.0, None)
+    within = planned([], 8.0, base=8.0)
+    assert within
+    assert within.peak == 8.0
+    assert planned([], 7.0, base=8.0) is None
