@@ -339,6 +339,20 @@ def test_an_explanation_leads_to_its_tasks(tmp_path):
 
 
 @needs_browser
+def test_amounts_are_rounded_before_their_unit_is_chosen(tmp_path):
+    graph = asc.Graph("almost")
+    graph.output(y=graph.add(add, graph.input("x"), name="t", seconds=0.99996e-3))
+    page = drawn(planned(graph, gpus=0), memory={"cpu": [(0.0, 999.9e6)]})
+    script = """
+        a.drawNow();
+        a.select([0]);
+        return ["#details", "#gantt"].map(part => document.querySelector(part).textContent);"""
+    facts, chart = opened(tmp_path, page, script)
+    assert "takes 1 ms" in facts
+    assert "at most 1 GB" in chart
+
+
+@needs_browser
 def test_hostile_names_are_shown_as_they_are(tmp_path):
     script = """
         a.select([a.data.name.findIndex((name, item) => name.includes("script") && !a.data.way[item])]);

@@ -110,7 +110,7 @@ function reveal(items, closely = false) {
 
 function ticks() {
   const least = ((view.end - view.start) * NS) / Math.max((view.wide - view.gutter) / 110, 2);
-  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * NS, [scale, unit] = unitOf(to);
+  const power = 10 ** Math.floor(Math.log10(least)), to = view.end * NS, [scale, unit] = unitOf(to, TIMES);
   const step = [1, 2, 5, 10].map(digit => digit * power).find(s => s >= least * 0.999);
   const found = [];
   for (let i = Math.max(0, Math.ceil((view.start * NS) / step)); i * step <= to; i++) {

@@ -63,17 +63,16 @@ const phased = item => (["backward", "optimizer"].includes(data.phase[item]) ? `
 const kind = item => (isCopy(item) ? "copy" : phased(item));
 
 const NS = 1e-9;
-const unitOf = seconds => [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
-function time(ns, digits = 3) {
-  const seconds = ns * NS, [scale, unit] = unitOf(seconds);
-  const value = Number((seconds / scale).toPrecision(digits));
-  return value === 0 ? "0 us" : `${value.toLocaleString("en", { maximumSignificantDigits: 6 })} ${unit}`;
+const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
+const unitOf = (number, units) => units.find(([scale]) => Math.abs(number) >= scale) ?? units.at(-1);
+// A number of so many digits, in the largest unit that it reaches when it is rounded.
+function amount(number, digits, units) {
+  const rounded = Number(number.toPrecision(digits)), [scale, unit] = unitOf(rounded, units);
+  return `${(rounded / scale).toLocaleString("en", { maximumSignificantDigits: 6 })} ${unit}`;
 }
-
-function bytes(n) {
-  const [scale, unit] = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([s]) => n >= s) ?? [1, "B"];
-  return `${Number((n / scale).toPrecision(3))} ${unit}`;
-}
+const time = (ns, digits = 3) => (ns ? amount(ns * NS, digits, TIMES) : "0 us");
+const bytes = number => amount(number, 3, BYTES);
 
 // What is selected: items, of which one alone has a panel of its own.
 const state = {
