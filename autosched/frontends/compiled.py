@@ -35,7 +35,7 @@ from autosched.frontends.reachability import Reach
 from autosched.frontends.specializations import Specializations, name_of
 from autosched.frontends.unsupported import check_function
 from autosched.fusion import Compiler, check_one_process, compiler_of, fused
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Machine, given_or_local
 from autosched.policies import Policy
 from autosched.scheduling.planning import schedule
 from autosched.scheduling.schedule import Schedule
@@ -117,10 +117,11 @@ def compile(
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     compiler_of(fuse)
+    if machine is not None or memory is not None:
+        machine = given_or_local(machine)
+        machine = machine if memory is None else machine.limited(memory)
     if fuse:
         check_one_process(machine)
-    if memory is not None:
-        machine = (Machine.local() if machine is None else machine).limited(memory)
     options |= {"machine": machine, "policy": policy, "costs": costs}
     compiled = Compiled(fn, maxsize, fuse, options)
     return CompiledModule(compiled) if isinstance(fn, torch.nn.Module) else compiled

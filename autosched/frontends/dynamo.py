@@ -51,7 +51,7 @@ from autosched.frontends.unsupported import reason_of
 from autosched.fusion import Compiler, compiler_of, fused
 from autosched.graph.graph import Graph, Value
 from autosched.graph.task import Origin
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Machine, given_or_local
 from autosched.policies import Policy
 from autosched.scheduling.binding import Binding
 from autosched.scheduling.planning import schedule
@@ -151,7 +151,7 @@ class TorchBackend:
     @functools.cached_property
     def machine(self) -> Machine:
         """The machine on which graphs run."""
-        return Machine.local() if self._machine is None else self._machine
+        return given_or_local(self._machine)
 
     def schedules(self) -> tuple[Schedule, ...]:
         """Return the schedules that are in use, in the order in which torch compiled graphs.

@@ -43,7 +43,7 @@ from autosched.graph.including import with_seconds
 from autosched.graph.task import Seconds, Task
 from autosched.graph.value import Value
 from autosched.lowering.resident_state import keepable, keeping
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Device, Machine, given_or_local
 from autosched.measurement import measure_costs
 from autosched.measurement.hardware import intra_op_threads, torch_device
 from autosched.measurement.stopwatch import synchronize
@@ -136,6 +136,7 @@ def fused(
     **options: Any,
 ) -> Fused:
     """Return the fused graph with its schedule: ``fuse`` has the options."""
+    machine = given_or_local(machine)
     check_one_process(machine)
     given = getattr(graph, "examples", None) if examples is None else examples
     known = estimate(graph, given) if given else Estimate(Costs(), {})

@@ -562,6 +562,16 @@ class Machine:
                 )
 
 
+def given_or_local(machine: Machine | None) -> Machine:
+    """Return the machine, by default the local one. Raises MachineError for other types."""
+    if machine is None:
+        return Machine.local()
+    if not isinstance(machine, Machine):
+        hint = "Machine.local() and Machine.emulated() make one"
+        raise MachineError(f"machine must be a Machine, got {shown(machine)}; {hint}")
+    return machine
+
+
 def _check_count(name: str, count: Any, least: int = 0) -> None:
     if not is_whole(count) or count < least:
         raise MachineError(f"{name} must be a whole number, {least} or more, got {count!r}")

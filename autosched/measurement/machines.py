@@ -23,7 +23,7 @@ import torch
 
 from autosched.errors import MachineError
 from autosched.graph.files import StoredTensor
-from autosched.machine.machine import Device, Link, Machine
+from autosched.machine.machine import Device, Link, Machine, given_or_local
 from autosched.measurement.hardware import torch_device
 from autosched.measurement.stopwatch import (
     Call,
@@ -60,7 +60,7 @@ def measure_machine(
     >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
     True
     """
-    machine = Machine.local() if machine is None else machine
+    machine = given_or_local(machine)
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)
@@ -223,7 +223,7 @@ def measure_storage(
     ...     measure_storage(file.name, Machine.local(gpus=0), repeat=1).storage
     ('disk:0',)
     """
-    machine = Machine.local() if machine is None else machine
+    machine = given_or_local(machine)
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)

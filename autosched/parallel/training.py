@@ -22,6 +22,7 @@ from autosched import (
 from autosched.errors import MemoryLimitError
 from autosched.frontends.settings import Varying
 from autosched.frontends.state import State
+from autosched.machine.machine import given_or_local
 from autosched.parallel.all_reduce import MANY, STRATEGIES
 from autosched.parallel.batches import first_rows
 from autosched.parallel.clip import check_clip
@@ -201,7 +202,7 @@ class Training:
         clip_grad_norm: float | None = None,
     ) -> Training:  # fmt: skip
         """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
-        machine = Machine.local() if machine is None else machine
+        machine = given_or_local(machine)
         chosen = devices_of(machine, devices)
         check_trained(name, *trained)
         check_options(name, options)

@@ -32,11 +32,11 @@ from autosched._lib.logs import LOG
 from autosched._lib.tree import flatten
 from autosched.bounds import exceeds
 from autosched.costs.costs import Costs, Replay
-from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
+from autosched.errors import GraphError, MemoryLimitError, ScheduleError, listed
 from autosched.graph.constraints import by_pattern, homes_of, hosted, placed
 from autosched.graph.graph import Graph
 from autosched.lowering.resident_state import keepable, keeping
-from autosched.machine.machine import Machine
+from autosched.machine.machine import Machine, given_or_local
 from autosched.placement import Placement
 from autosched.policies import (
     POLICIES,
@@ -137,7 +137,7 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
-    machine = _machine(machine)
+    machine = given_or_local(machine)
 
     def plan() -> Schedule:
         check_arguments(graph=graph, backend=backend, check=check, replay=replay)
@@ -167,16 +167,6 @@ def schedule(
 
 
 # ---- 1. arguments
-
-
-def _machine(machine: Machine | None) -> Machine:
-    """Return the machine, by default the local one. Raises MachineError for other types."""
-    if machine is None:
-        return Machine.local()
-    if not isinstance(machine, Machine):
-        hint = "Machine.local() and Machine.emulated() make one"
-        raise MachineError(f"machine must be a Machine, got {machine!r}; {hint}")
-    return machine
 
 
 def _backend(backend: str | Backend | None, machine: Machine, replay: bool) -> str | Backend:

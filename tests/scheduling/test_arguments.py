@@ -115,6 +115,11 @@ def test_what_cannot_be_compiled_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
+        (lambda graph: asc.schedule(graph, "cuda:0"), "machine must be a Machine, got 'cuda:0'"),
+        (lambda graph: asc.fuse(graph, 2), "machine must be a Machine, got 2"),
+        (lambda graph: asc.compile(abs, 2), "machine must be a Machine, got 2"),
+        (lambda graph: asc.measure_machine(2), "machine must be a Machine, got 2"),
+        (lambda graph: asc.parallel.data_parallel(*trained(), 2), "machine must be a Machine"),
         (lambda graph: asc.in_order({"cpu": "matmul"}), "sequences must be a mapping of devices"),
         (lambda graph: asc.in_order(["matmul"]), "sequences must be a mapping of devices"),
         (lambda graph: asc.merge(graph, None), "groups must be 'op', 'module' or a mapping"),
@@ -134,3 +139,8 @@ def test_what_is_of_a_wrong_kind_is_named(call: Any, error: str) -> None:
 def with_streams(count: int) -> Any:
     names = ("matmul", "matmul_1")
     return lambda problem: asc.Placement(dict.fromkeys(names, "cpu"), names, streams=count)
+
+
+def trained() -> Any:
+    model = nn.Linear(2, 2)
+    return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1)
