@@ -167,8 +167,9 @@ class Problem:
     ``graph.tasks`` and ``machine.devices``. ``seconds`` has the durations by task and device,
     infinite where a task cannot run, and ``reads`` the data of each task, whose ``names`` and
     ``versions`` are in the order of data. ``before`` and ``after`` are predecessors and successors
-    of tasks; ``tables`` has all that as arrays. The first use of numbers raises ScheduleError for
-    contradictory constraints. ``original`` is the problem before tasks were repeated, if any were.
+    of tasks; ``tables`` has all that as arrays. The first use of these or of ``seconds`` raises
+    ScheduleError for contradictory constraints. ``original`` is the problem before tasks were
+    repeated, if any were.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})

@@ -49,7 +49,8 @@ class Extent(NamedTuple):
         if self.storage != other.storage or a.element_size() != b.element_size():
             return True
         elements = a.untyped_storage().nbytes() // a.element_size()
-        taken = a.new_zeros(elements, dtype=_bool(a), device="cpu")
+        torch = sys.modules["torch"]
+        taken = torch.zeros(elements, dtype=torch.bool, device="cpu")
         taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
         return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
@@ -149,10 +150,6 @@ def overlaps_itself(tensor: Any) -> bool:
                 return True
             last += (n - 1) * stride
     return False
-
-
-def _bool(tensor: Any) -> Any:
-    return (tensor.new_empty(0, device="cpu") == 0).dtype
 
 
 def _is_array(leaf: Any) -> bool:

@@ -117,6 +117,7 @@ def perhaps(reader: Reader) -> Reader:
 
 NUMBER: Reader = _number
 TEXT = one("a string", lambda item: isinstance(item, str))
+_ANYTHING = one("anything", lambda item: True)
 _BY_TYPE = {
     "str": TEXT,
     "str | None": perhaps(TEXT),
@@ -132,13 +133,9 @@ def record(cls: Any, **readers: Reader) -> Reader:
     annotated so. Fields with defaults are optional.
     """
     kept = [field for field in dataclasses.fields(cls) if field.metadata.get("saved", True)]
-    known = {f.name: readers.get(f.name, _BY_TYPE.get(str(f.type), _as_it_is)) for f in kept}
+    known = {f.name: readers.get(f.name, _BY_TYPE.get(str(f.type), _ANYTHING)) for f in kept}
     needed = {f.name for f in kept if f.default is f.default_factory is dataclasses.MISSING}
     return struct(cls, known, known.keys() - needed)
-
-
-def _as_it_is(item: Any, place: str) -> Any:
-    return item
 
 
 def refuse(place: str, what: str, got: Any) -> NoReturn:

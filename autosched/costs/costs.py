@@ -286,9 +286,9 @@ class Costs:
     def _is_unknown(self, task: Task) -> bool:
         if self._given(task) is not None or task.view:
             return False
-        return any(map(self._is_unknown, task.parts or ())) or not (
-            task.parts or task.name in self.work
-        )
+        if task.parts:
+            return any(map(self._is_unknown, task.parts))
+        return task.name not in self.work
 
     def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
         """Return the seconds of a task on each device, or one number if it is the same on all."""

@@ -71,17 +71,10 @@ def learn(
         medians = {name: statistics.median(some) for name, some in table.items() if some}
         measured = {machine.device(device): median for device, median in medians.items()}
         if measured and not task.view:
-            learnt[name] = _everywhere(task, measured, machine, costs)
+            seconds = dict(_by_device(task, measured, machine, costs))
+            numbers = set(seconds.values())
+            learnt[name] = numbers.pop() if len(numbers) == 1 else seconds
     return costs.override(learnt, nbytes)
-
-
-def _everywhere(
-    task: Task, measured: Mapping[Device, float], machine: Machine, costs: Costs
-) -> float | dict[str, float]:
-    """Return the seconds of a task per device, or one number for all."""
-    table = dict(_by_device(task, measured, machine, costs))
-    numbers = set(table.values())
-    return numbers.pop() if len(numbers) == 1 else table
 
 
 def _by_device(

@@ -105,6 +105,28 @@ def with_what_suffices(machine: asc.Machine, limit: float, message: str) -> asc.
     )
 
 
+def test_what_a_limit_costs_is_said() -> None:
+    graph = asc.Graph()
+    h, saved = graph.input("x"), []
+    with graph.on("cuda:0"):
+        for _ in range(6):
+            saved.append(h := graph.add(torch.sin, h))
+        for before in reversed(saved):
+            h = graph.add(torch.mul, h, before)
+    graph.output(y=h)
+    costs = asc.Costs(default_seconds=1e-6, default_nbytes=NBYTES)
+    machine = asc.Machine.emulated(gpus=1)
+    notes = [
+        [note for note in made.explain().notes if note.startswith("limits of memory cost ")]
+        for made in (
+            asc.schedule(graph, machine, costs=costs),
+            asc.schedule(graph, machine.limited(5 * NBYTES), costs=costs),
+        )
+    ]
+    assert notes[0] == []
+    assert re.search(r"%: without limits it would take .*, and .* with 10% more memory$", *notes[1])
+
+
 @given(data=st.data(), graph=steps())
 def test_a_step_equals_the_serial_run_within_any_limit(
     data: st.DataObject, graph: asc.Graph
