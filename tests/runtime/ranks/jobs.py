@@ -6,6 +6,7 @@ import operator
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,24 @@ def deviations(
     ]
     own = {name for name, device in program.outputs if device in here}
     return wrong if found.keys() == own else [*wrong, f"outputs {[*found]}"]
+
+
+def repeat_tasks() -> tuple[tuple[str, ...], list[str]]:
+    """Run a schedule within limits of memory; return the tasks that it repeats, and what differs."""
+    graph = asc.Graph("layers")
+    h = graph.input("x")
+    with graph.on("cpu:1"):
+        layers = [h := graph.add(torch.sin, h) for _ in range(8)]
+        for layer in reversed(layers):
+            h = graph.add(torch.mul, h, layer)
+    graph.output(y=h)
+    given = {"x": torch.ones(8, 8, dtype=torch.float64)}
+    nbytes = given["x"].nbytes
+    machine = asc.Machine.cluster().with_devices(lambda d: replace(d, nbytes=5 * nbytes))
+    costs = asc.Costs(default_seconds=1e-6, default_nbytes=nbytes)
+    with asc.schedule(graph, machine, costs=costs) as schedule:
+        wrong = deviations(schedule, given, given | graph.run_serial(**given))
+        return schedule.recomputed, wrong
 
 
 def pass_trees() -> bool:

@@ -36,6 +36,13 @@ def test_memory_on_a_copy_stream_is_freed_behind_its_copies(ranks):
         assert ranks.run(jobs.run_drawn, 3, graph, "round_robin", 1, "cpu:1") == [[]] * 3
 
 
+def test_what_limited_memory_repeats_is_in_the_graphs_of_all_ranks(ranks):
+    """Each rank compared the graph with what is repeated with its own without, and refused it."""
+    (repeated, wrong), others = ranks.run(jobs.repeat_tasks, 2)
+    assert repeated
+    assert (wrong, others) == ([], (repeated, []))
+
+
 def test_values_are_received_in_the_same_memory_in_every_run_but_for_outputs(ranks):
     found = ranks.run(jobs.keep_memory, 3)
     addresses, outputs = found[1][0], found[2][1]
