@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -61,34 +60,26 @@ def tabulated(
     return seconds, {value.name: int(costs.value_nbytes(value)) for value in graph.values}
 
 
-@dataclass(frozen=True)
-class LinearCosts:
-    """Costs of the same tasks for any number of rows, by those for two numbers of ``rows``.
+def interpolated(known: Mapping[int, Costs], rows: int) -> Costs:
+    """Return the costs of tasks for any number of rows, by those ``known`` for one or two numbers.
 
     Work and bytes of almost all operators are a constant, such as reading weights, plus a share for
-    each row.
+    each row. Costs that are known for one number only are constant.
     """
+    low, high = min(known), max(known)
+    small, large = known[low], known[high]
+    share = (rows - low) / (high - low) if high > low else 0.0
 
-    small: Costs
-    large: Costs
-    rows: tuple[int, int]
+    def between(a: float, b: float) -> float:
+        return max(0.0, a + (b - a) * share)
 
-    def at(self, rows: int) -> Costs:
-        """Return the costs for a number of rows; those known for one number only are constant."""
-        low, high = self.rows
-        share = (rows - low) / (high - low) if high > low else 0.0
-
-        def between(a: float, b: float) -> float:
-            return max(0.0, a + (b - a) * share)
-
-        small, large = self.small, self.large
-        work = {}
-        for name, b in {**small.work, **large.work}.items():
-            a = small.work.get(name, b)
-            work[name] = Work(between(a.flops, b.flops), between(a.nbytes, b.nbytes), a.launches)
-        sizes = {**small.nbytes, **large.nbytes}.items()
-        nbytes = {name: between(small.nbytes.get(name, n), n) for name, n in sizes}
-        return Costs(work=work, nbytes=nbytes)
+    work = {}
+    for name, b in {**small.work, **large.work}.items():
+        a = small.work.get(name, b)
+        work[name] = Work(between(a.flops, b.flops), between(a.nbytes, b.nbytes), a.launches)
+    sizes = {**small.nbytes, **large.nbytes}.items()
+    nbytes = {name: between(small.nbytes.get(name, n), n) for name, n in sizes}
+    return Costs(work=work, nbytes=nbytes)
 
 
 class Reusing:

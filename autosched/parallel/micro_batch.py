@@ -55,6 +55,11 @@ class MicroBatch:
     parts: Mapping[str, Role]
     costs: Costs
 
+    def costing(self, costs: Costs, machine: Machine) -> MicroBatch:
+        """Return it with other costs of its operators."""
+        seconds, nbytes = tabulated(self.graph, costs, machine)
+        return replace(self, seconds=seconds, nbytes=nbytes, costs=costs)
+
     def apart(self, machine: Machine) -> MicroBatch:
         """Return it with a task for each operator, so that some can be repeated.
 
@@ -69,8 +74,7 @@ class MicroBatch:
             return max(before.task for before in task.dependencies) + 0.5
 
         roles = {name: self.parts[name] for name in sorted(self.parts, key=when)}
-        seconds, nbytes = tabulated(graph, self.costs, machine)
-        return replace(self, graph=graph, roles=roles, seconds=seconds, nbytes=nbytes)
+        return replace(self, graph=graph, roles=roles).costing(self.costs, machine)
 
     @cached_property
     def input_stages(self) -> dict[str, int]:

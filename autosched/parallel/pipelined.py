@@ -20,7 +20,7 @@ from autosched import Costs, Machine, ScheduleError
 from autosched.errors import MemoryLimitError
 from autosched.parallel.all_reduce import SIZES, buckets, check_sizes
 from autosched.parallel.batches import batch_homes, check_count, divided, rows_of, shares
-from autosched.parallel.costs import LinearCosts, tabulated
+from autosched.parallel.costs import interpolated
 from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.named_orders import BEST, ORDERS, check_order, order_of
 from autosched.parallel.orders import KINDS, Order, Rows
@@ -218,11 +218,12 @@ _Pair = tuple[MicroBatch, MicroBatch]  # the first micro-batch, and further ones
 
 
 class _Variant(NamedTuple):
-    """A model cut for an order: its stages, and micro-batches with costs for any number of rows."""
+    """A model cut for an order: its stages, micro-batches of ``rows``, and costs by number of rows."""
 
     cuts: Cuts
+    rows: int
     micro_batches: _Pair
-    costs: LinearCosts
+    costs: dict[int, Costs]
 
 
 @dataclass
@@ -377,11 +378,11 @@ class _Study:
         if key not in self.variants:
             cuts = self._cuts(key[0], pair)
             micro_batches = self._merged(pair[1], cuts, name)
-            large = small = micro_batches[1].costs
+            costs = {pair[1]: micro_batches[1].costs}
             if pair[0] != pair[1]:
                 (_, more), _ = self._rewritten(pair[0], cuts, name)
-                small = more.estimate.costs
-            self.variants[key] = _Variant(cuts, micro_batches, LinearCosts(small, large, pair))
+                costs[pair[0]] = more.estimate.costs
+            self.variants[key] = _Variant(cuts, pair[1], micro_batches, costs)
         return self.variants[key]
 
     def _cuts(self, layout: tuple[str, ...], pair: tuple[int, int]) -> Cuts:
@@ -421,7 +422,7 @@ class _Study:
         return first, more
 
     def _micro_batches(self, size: int, variant: _Variant, name: str) -> _Pair:
-        if size == variant.costs.rows[1]:
+        if size == variant.rows:
             return variant.micro_batches
         return self._merged(size, variant.cuts, name)
 
@@ -539,12 +540,8 @@ class _Study:
         return Tried(name, chunks, timeline.makespan, idle, nbytes, max(excess), repeated)
 
     def _scaled(self, variant: _Variant, size: int) -> _Pair:
-        costs = variant.costs.at(size)
-        first, more = variant.micro_batches
-        pairs = [(one, *tabulated(one.graph, costs, self.machine)) for one in (first, more)]
-        first, more = (
-            replace(one, seconds=s, nbytes=nbytes, costs=costs) for one, s, nbytes in pairs
-        )
+        costs = interpolated(variant.costs, size)
+        first, more = (one.costing(costs, self.machine) for one in variant.micro_batches)
         return first, more
 
     def _spec(
@@ -581,7 +578,7 @@ class _Study:
                 if role.kind != "R":
                     kind: Any = "I" if role.kind == "B" else role.kind
                     seconds[kind][role.stage] += one.seconds[task][cuts.devices[role.stage]]
-            share = size / variant.costs.rows[1]
+            share = size / variant.rows
             copies = [
                 self.machine.copy_seconds(device, after, nbytes * share)
                 for device, after, nbytes in zip(

@@ -393,7 +393,7 @@ def split_convolutions(one: Template, stage: Stages) -> tuple[Template, Stages]:
                 if is_needed:
                     copy.values[one.graph.values[use.value].name] = result
             stages[label] = stage[task.name]
-    return copy.finished(one), stages
+    return (copy.finished(one) if len(stages) > len(stage) else one), stages
 
 
 class _Copy:
