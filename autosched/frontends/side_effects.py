@@ -104,7 +104,8 @@ class SideEffects:
             for path, part in module.named_modules():
                 name = ".".join(filter(None, (key, path)))
                 label = partial(_ATTRIBUTE, f"module {name!r}" if name else "the module")
-                self._labels |= dict.fromkeys((id(vars(part)), id(part._parameters)), label)
+                tables = vars(part), part._parameters, part._buffers
+                self._labels |= dict.fromkeys(map(id, tables), label)
                 self._owners[id(vars(part))] = part
                 self._state.add(id(part._buffers))
         for number, kind in reach.classes.items():
@@ -197,8 +198,10 @@ class SideEffects:
             is_data = table.others == () and table.owner is None and id(holder) not in self._tables
             if is_data and old.keys() == now.keys() and not all(map(is_, old, now)):
                 yield f"{self.name_of(holder) or 'a dict'} has its items in another order"
-            for key in {**old, **now} if id(holder) not in self._state else ():
+            for key in {**old, **now}:
                 known = (id(holder), key) in switched or self._is_known(holder, key)
+                if id(holder) in self._state:
+                    known |= key in now and (now[key] is None or _is_tensor(now[key]))
                 known |= id(holder) in self._moments and _is_tensor(key)
                 if not known and not _same(now.get(key, _ABSENT), old.get(key, _ABSENT)):
                     yield f"{self._name(holder, key)} is {_shown(now.get(key))}"

@@ -88,6 +88,20 @@ class State:
                 found[_setting(key, number, part)] = (("setting", key, str(number), part), item)
         return found
 
+    def all_places(self) -> dict[str, tuple[Place, torch.Tensor]]:
+        """Return ``places``, and those of buffers and attributes that share a tensor."""
+        found = self.places()
+        for key, path, attributes in self._attributes():
+            for name, item in attributes["_buffers"].items():
+                if isinstance(item, torch.Tensor):
+                    buffer = ("buffer", key, _joined(path, name)), item
+                    found.setdefault(_joined(key, path, name), buffer)
+            for name, item in attributes.items():
+                if isinstance(item, torch.Tensor):
+                    attribute = ("attribute", key, path, name), item
+                    found.setdefault(_joined(key, path, name), attribute)
+        return found
+
     def _states(self) -> Iterator[tuple[str, Any]]:
         """Yield the states of optimizers; those around others may share theirs."""
         found: dict[int, tuple[str, Any]] = {}

@@ -227,10 +227,11 @@ class Trace:
             self._checking_changes(before, given, numbers) as reach,
             EagerOperators(Counters(self.settings, counted)),
         ):
-            with observing_calls(reach) as self.calls:
-                result = self.fn(*args, **kwargs)
             parameters = {name: before[name] for name in self.state.parameters}
             state = State(self.state.modules, self.state.optimizers, parameters)
+            held = state.all_places()
+            with observing_calls(reach) as self.calls:
+                result = self.fn(*args, **kwargs)
             found = self._results(result)
             for name, item in state.numbers().items():
                 if item is not None and item != counters.get(name):
@@ -238,7 +239,7 @@ class Trace:
                         f"{name!r} is {item!r} after the step, but a graph changes tensors only; "
                         "use an optimizer that keeps it in a tensor"
                     )
-            found += self._new_state(before, state)
+            found += self._new_state(held, state.all_places())
         pairs = zip(self.outputs, found, strict=True)
         self.differentiable = [
             name for name, item in pairs if isinstance(item, torch.Tensor) and item.requires_grad
@@ -265,17 +266,22 @@ class Trace:
         self.graph.returned = with_leaves(output, result)
         return found
 
-    def _new_state(self, before: Mapping[str, Any], state: State) -> list[torch.Tensor]:
+    def _new_state(
+        self,
+        before: Mapping[str, tuple[Place, torch.Tensor]],
+        now: Mapping[str, tuple[Place, torch.Tensor]],
+    ) -> list[torch.Tensor]:
         """Return the tensors that the step stored in modules and optimizers."""
         found: list[torch.Tensor] = []
-        places = state.places()
-        for name, (place, tensor) in places.items():
-            if tensor is not before.get(name):
+        for name, (place, tensor) in now.items():
+            if name not in before or tensor is not before[name][1]:
                 self.outputs[name] = place
                 found.append(tensor)
-        grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
-        gone = [place for name, place in grads.items() if name in before and name not in places]
-        self.graph.gone = tuple(gone)
+        gone = {name: place for name, (place, _) in before.items() if name not in now}
+        for name, place in gone.items():
+            if place[0] == "moment":
+                raise CaptureError(f"{name!r} is gone after the step; remove it between calls")
+        self.graph.gone = tuple(place for place in gone.values() if place[0] in ("grad", "buffer"))
         return found
 
     @contextlib.contextmanager

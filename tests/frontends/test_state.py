@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import autosched as asc
+from tests.frontends import steps
 from tests.serial import some
 
 MACHINE = asc.Machine.emulated(gpus=1)
@@ -266,3 +267,76 @@ def test_parameters_that_an_object_holds_are_those_of_the_step() -> None:
             asc.CaptureError, match="attribute 'temperature' of a Agent is a tensor"
         ):
             run(X)
+
+
+# ---- one tensor under several names, and under none
+
+
+class Naming(nn.Module):
+    """Has two buffers and an attribute, of which a step renames some."""
+
+    def __init__(self, rename: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.zeros(3))
+        self.register_buffer("two", torch.ones(3))
+        self.last: Tensor | None = torch.full((3,), 2.0)
+        self.rename = rename
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x + sum(item for item in (self.one, self.two, self.last) if item is not None)
+        self.rename(self, found)
+        return found + sum(item for item in (self.one, self.two, self.last) if item is not None)
+
+    def names(self) -> list[Tensor | None]:
+        return [self.one, self.two, self.last]
+
+
+RENAMING: dict[str, Callable[[Any, Tensor], Any]] = {
+    "an attribute": lambda module, y: setattr(module, "last", module.one),
+    "a buffer": lambda module, y: setattr(module, "one", module.two),
+    "both": lambda module, y: (setattr(module, "last", y[0]), setattr(module, "one", module.last)),
+    "and written": lambda module, y: (setattr(module, "last", module.one), module.last.add_(1)),
+    "in turn": lambda module, y: (
+        setattr(module, "last", module.two if module.last is module.one else module.one),
+        module.one.add_(1),
+    ),
+    "no buffer": lambda module, y: setattr(module, "one", None),
+    "no attribute": lambda module, y: setattr(module, "last", None),
+}
+
+
+@pytest.mark.parametrize("name", RENAMING)
+def test_a_tensor_that_gets_another_name_has_it_as_eagerly(name: str) -> None:
+    """Where a tensor had a name already, the new one was overlooked, and so was an empty buffer."""
+    eager, module = Naming(RENAMING[name]), Naming(RENAMING[name])
+    with torch.no_grad(), asc.compile(module, MACHINE, policy="single") as run:
+        for number in range(4):
+            x = torch.full((2, 3), float(number))
+            assert torch.equal(run(x), eager(x))
+            found, expected = module.names(), eager.names()
+            assert [*map(str, found)] == [*map(str, expected)]
+            same = [[a is b for a in each for b in each] for each in (found, expected)]
+            assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("remove", "said"),
+    [
+        (lambda module, _: delattr(module, "one"), "attribute 'one' of module '1' is None"),
+        (lambda _, optimizer: optimizer.state.clear(), "momentum_buffer' is gone after the step"),
+    ],
+)
+def test_what_a_step_removes_is_refused(remove: Callable[..., Any], said: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), Naming(lambda module, y: None))
+    optimizer = optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    train = steps.stepper(module, optimizer)
+    train(X)
+
+    def step(x: Tensor) -> None:
+        train(x)
+        remove(module[1], optimizer)
+
+    with pytest.raises(asc.CaptureError, match=said):
+        asc.capture(step, X)
+    assert module[1].one is not None
+    assert len(optimizer.state) == 2
