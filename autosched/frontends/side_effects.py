@@ -52,7 +52,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.reachability import Reach, dict_of, is_installed, is_iterator
-from autosched.frontends.state import State
+from autosched.frontends.state import State, hooks_of
 from autosched.frontends.unsupported import refusal
 
 _VALUES = (bool, int, float, complex, str, bytes, tuple)
@@ -342,10 +342,11 @@ def _shown(item: Any) -> str:
 
 
 def properties_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the memory of a tensor, whether it requires grad, which gradient and history it has."""
+    """Return a tensor's memory, whether it requires grad, its gradient, history and hooks."""
     grad = tensor.grad if tensor.is_leaf else None
     seen = None if grad is None else (id(grad), grad._version)
-    return tensor.untyped_storage()._cdata, tensor.requires_grad, seen, tensor.grad_fn
+    memory = tensor.untyped_storage()._cdata
+    return memory, tensor.requires_grad, seen, tensor.grad_fn, hooks_of(tensor)
 
 
 def check_properties(
@@ -358,10 +359,14 @@ def check_properties(
     """
     found = []
     for name, tensor in tensors.items():
-        memory, requires_grad, grad, history = map(ne, properties_of(tensor), before[name])
+        memory, requires_grad, grad, history, hooks = map(ne, properties_of(tensor), before[name])
         if memory:
             raise CaptureError(
                 f"{name!r} has other memory after the step; write in place, with copy_"
+            )
+        if hooks:
+            raise CaptureError(
+                f"{name!r} has other hooks after the step; register them between calls"
             )
         if name in own and requires_grad:
             raise CaptureError(

@@ -265,7 +265,7 @@ class Guard:
     ):
         self._settings_of_optimizers = settings
         self._unchanged = reach.unchanged()
-        self._settings = _settings()
+        self._settings = settings_of_torch()
         self._key = arguments.key
         self._others = arguments.others
         rest = dict(given)
@@ -289,7 +289,7 @@ class Guard:
         if (
             arguments.key != self._key
             or not all(map(is_, arguments.others, self._others))
-            or _settings() != self._settings
+            or settings_of_torch() != self._settings
             or not self._unchanged()
         ):
             return None
@@ -330,10 +330,12 @@ class Key(NamedTuple):
             name: (first.setdefault(id(tensor), name), *_properties(tensor))
             for name, tensor in {**state.tensors(), **given}.items()
         }
-        return cls(tensors, arguments.key, tuple(reach.key), repr(state.numbers()), _settings())
+        return cls(
+            tensors, arguments.key, tuple(reach.key), repr(state.numbers()), settings_of_torch()
+        )
 
 
-def _settings() -> tuple[Hashable, ...]:
+def settings_of_torch() -> tuple[Hashable, ...]:
     """Return torch's global settings that a capture depends on."""
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type

@@ -46,6 +46,7 @@ from autosched.frontends.side_effects import (
     observing_calls,
     properties_of,
 )
+from autosched.frontends.specializations import settings_of_torch
 from autosched.frontends.state import Place, State, hooks_of, without_gradients
 from autosched.frontends.unsupported import (
     check_nodes,
@@ -230,8 +231,14 @@ class Trace:
             parameters = {name: before[name] for name in self.state.parameters}
             state = State(self.state.modules, self.state.optimizers, parameters)
             held = state.all_places()
+            settings = settings_of_torch()
             with observing_calls(reach) as self.calls:
                 result = self.fn(*args, **kwargs)
+            if settings != settings_of_torch():
+                raise CaptureError(
+                    "a setting of torch, such as grad mode or autocast, is another after the step; "
+                    "set it in a with statement, or outside of the step"
+                )
             found = self._results(result)
             for name, item in state.numbers().items():
                 if item is not None and item != counters.get(name):

@@ -330,6 +330,47 @@ def test_a_global_that_was_not_there_is_named_and_removed() -> None:
     assert "NEW" not in globals()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.set_autocast_enabled("cpu", True),
+    ],
+)
+def test_a_setting_of_torch_that_a_step_leaves_changed_is_refused(
+    change: Callable[[], object],
+) -> None:
+    """A graph would set it once, when it is captured."""
+
+    def step(x: Tensor) -> Tensor:
+        change()
+        return x * 2
+
+    try:
+        refused("a setting of torch, such as grad mode or autocast, is another", step, X)
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        torch.set_autocast_enabled("cpu", False)
+
+
+def test_a_hook_that_a_step_registers_is_refused() -> None:
+    model = mlp()
+
+    def step(x: Tensor, *, removes: bool) -> None:
+        handle = model[0].weight.register_hook(lambda grad: grad * 2)
+        model(x).sum().backward()
+        if removes:
+            handle.remove()
+
+    with pytest.raises(asc.CaptureError, match=r"'0\.weight' has other hooks after the step"):
+        asc.capture(step, X, removes=False)
+    asc.capture(step, X, removes=True)
+
+
 def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
     def step(x: Tensor) -> None:
         (x * x).sum().backward()
