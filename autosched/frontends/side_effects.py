@@ -112,7 +112,10 @@ class SideEffects:
             self._labels[number] = partial(_ATTRIBUTE, f"class {kind.__name__}")
         self._owners |= reach.classes
         self._tables = {id(item) for item in state.tables()}
-        self._before = _tables(reach, [*own, *state.tables()], self._owners)
+        modules = [item for item in self._owners.values() if isinstance(item, torch.nn.Module)]
+        unsaved = {id(item._non_persistent_buffers_set) for item in modules}  # new buffers, too
+        every = _tables(reach, [*own, *state.tables()], self._owners)
+        self._before = [table for table in every if id(table.holder) not in unsaved]
         self._originals = list(self._before)
         with _on_real_tensors():
             hidden = [(item, how) for item in (*found, *_GLOBAL.values()) if (how := _hidden(item))]

@@ -319,6 +319,18 @@ def test_a_tensor_that_gets_another_name_has_it_as_eagerly(name: str) -> None:
             assert same[0] == same[1]
 
 
+def test_a_new_buffer_that_is_not_saved_is_not_saved() -> None:
+    def register(module: Any, y: Tensor) -> None:
+        module.register_buffer("new", y[0].clone(), persistent=False)
+
+    module = Naming(register)
+    with torch.no_grad(), asc.compile(module, MACHINE, policy="single") as run:
+        for _ in range(3):
+            run(X)
+    assert module.new.tolist() == [3, 4, 5]
+    assert [*module.state_dict()] == ["one", "two"]
+
+
 @pytest.mark.parametrize(
     ("remove", "said"),
     [
