@@ -438,16 +438,15 @@ def _is_called_implicitly(name: str, item: Any) -> bool:
     return name in _CALLED_BY_TORCH or is_special
 
 
+@functools.cache
 def _is_known(module: Any) -> bool:
     """Whether a module is of a library that reads nothing variable."""
-    return not isinstance(module, str) or _is_library(module.partition(".")[0])
-
-
-@functools.cache
-def _is_library(name: str) -> bool:
-    """Whether a top-level module is such a library, and not a user's file of its name."""
+    if not isinstance(module, str):
+        return True
+    name = module.partition(".")[0]
     if name not in sys.stdlib_module_names:
         return name in _LIBRARIES
+    # A user's file may have the name of a module of Python.
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return not file.endswith(".py") or file.startswith(_PYTHON)
 

@@ -267,25 +267,33 @@ class _Table(NamedTuple):
         return not (key in (self.others or ()) or is_cached or is_import or key.startswith("__"))
 
     def put(self) -> None:
-        """Put the items in their places."""
+        """Put the items in their places; nothing is written where nothing has changed."""
         holder, items, now = self.holder, self.items, self.present()
-        is_same = len(now) == len(items) and all(map(is_, now.values(), items.values()))
-        if is_same and (isinstance(holder, _LISTS) or all(map(is_, now, items))):
+        keys = [*{**now, **items}]
+        keys = [key for key in keys if now.get(key, _ABSENT) is not items.get(key, _ABSENT)]
+        is_dict = isinstance(holder, dict) and not isinstance(self.owner, type)
+        is_whole = is_dict and self.others == ()
+        is_ordered = not is_whole or all(map(is_, now, items))
+        if not keys and is_ordered:
             return
         if isinstance(holder, _LISTS):
             holder.clear()
             (holder.update if isinstance(holder, set) else holder.extend)(items.values())
-        elif isinstance(holder, dict) and not isinstance(self.owner, type):
-            for key in now:
+            return
+        if is_whole:  # the order is restored, too
+            holder.clear()
+            keys = [*items]
+        owner = holder if self.owner is None else self.owner
+        for key in keys:
+            item = items.get(key, _ABSENT)
+            if is_dict and item is _ABSENT:
                 holder.pop(key, None)
-            holder.update({key: item for key, item in items.items() if item is not _ABSENT})
-        else:
-            owner = holder if self.owner is None else self.owner
-            for key, item in {**dict.fromkeys(now, _ABSENT), **items}.items():
-                if item is not _ABSENT:
-                    setattr(owner, key, item)
-                elif now.get(key, _ABSENT) is not _ABSENT:
-                    delattr(owner, key)
+            elif is_dict:
+                holder[key] = item
+            elif item is _ABSENT:
+                delattr(owner, key)
+            else:
+                setattr(owner, key, item)
 
 
 def _tables(reach: Reach, more: Iterable[Any], owners: Mapping[int, Any]) -> list[_Table]:

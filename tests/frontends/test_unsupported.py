@@ -320,6 +320,20 @@ def test_whatever_holds_what_a_step_keeps_is_named_and_put_back(name: str) -> No
     assert before["new"] == before["old"]
 
 
+def test_what_a_step_leaves_unchanged_is_not_written() -> None:
+    """Attributes and globals were taken out and put back, in another order."""
+
+    class Watched(Counting):
+        def __setattr__(self, name: str, item: Any) -> None:
+            raise AssertionError(name)
+
+    thing = Watched()
+    vars(thing).update(b=2, a=1, _other=3)
+    order = [*vars(thing)], [*globals()]
+    asc.capture(lambda x: x * thing.a * thing.b * len(FUNCTIONS), X)
+    assert ([*vars(thing)], [*globals()]) == order
+
+
 def test_a_global_that_was_not_there_is_named_and_removed() -> None:
     def step(x: Tensor) -> Tensor:
         global NEW  # noqa: PLW0603
