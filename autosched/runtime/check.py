@@ -64,6 +64,7 @@ class Watcher:
             finally:
                 self._running.remove(watch)
             watch.compare(before, after)
+            watch.check_kept(given)
             if not _same(generators, generators_after):
                 self._complain_of_random_numbers(watch)
             self._pieces.update(watch.check_results(given, results()))
@@ -136,6 +137,23 @@ class _Watch:
                     f"wrote its argument {name!r} in place without declaring it: "
                     f"graph.add(..., writes=[{name}])"
                 )
+
+    def check_kept(self, given: Sequence[Any]) -> None:
+        """Raise HazardError if the task put an argument into a list or dict that it writes.
+
+        What is there would be freed with that argument, or change with it.
+        """
+        written = {use.value for use in self.task.writes}
+        values = [self.graph.values[use.value] for use in self.task.reads]
+        for value, item in zip(values, given, strict=True):
+            if value.index not in written or not isinstance(item, (list, dict)):
+                continue
+            kept = [*extents(item)]
+            for other, extent in _owned(values, given):
+                if other.root != value.root and any(map(extent.meets, kept)):
+                    raise self._error(
+                        f"put {other.name!r} into {value.name!r}, which it writes; put a clone there"
+                    )
 
     def check_results(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
         """Raise HazardError if results share memory without a declaration.

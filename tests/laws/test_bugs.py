@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import operator
 import random
@@ -145,13 +146,24 @@ def test_an_input_whose_shape_a_task_changed_elsewhere_came_back_with_the_old_sh
 def test_what_a_task_put_into_a_list_elsewhere_came_back_as_what_was_there(
     item: Any, other: Any, error: str | None
 ) -> None:
+    def put(items: list[Any]) -> None:
+        items[0] = copy.deepcopy(other)
+
     graph = asc.Graph()
     x = graph.input("x")
-    graph.add(operator.setitem, x, 0, other, writes=[x], outputs=0, name="put")
+    graph.add(put, x, writes=[x], outputs=0)
     given = [item]
     with contextlib.nullcontext() if error is None else pytest.raises(asc.TaskError, match=error):
         run(graph, policy=placed(put="cuda:0"), x=given)
     assert given == [item if error else other]
+
+
+def test_what_a_task_put_into_a_list_was_freed_with_the_argument_that_it_was() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    doubled = y * 2
+    graph.add(operator.setitem, x, 0, doubled, writes=[x], outputs=0, name="put")
+    refused("put 'mul' into 'x', which it writes; put a clone", graph, x=[0], y=torch.ones(2))
 
 
 def test_a_parameter_asked_for_no_gradient_where_it_was_copied_to() -> None:
