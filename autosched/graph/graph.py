@@ -91,8 +91,13 @@ class Graph(Recorder):
     @property
     def is_plain(self) -> bool:
         """Whether no task writes in place, no values share memory, and none are kept together."""
+        return not (self.changing or self.kept_together)
+
+    @property
+    def changing(self) -> set[int]:
+        """The values (indices) that tasks write in place, or that share memory."""
         storages = self.storages
-        return not (storages.writer or storages.members or self.kept_together)
+        return {use.value for use in storages.writer}.union(*storages.members.values())
 
     def last_version(self, value: int) -> int:
         """Return the version of a value (an index) after all tasks; 0 if none writes it."""

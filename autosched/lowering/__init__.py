@@ -6,8 +6,6 @@ Lowering is a chain of passes, each from instructions to instructions:
     copies         copy values to their readers as early as possible   -> runs and copies
     or spill       the same with limited memory, as late as possible   -> runs, copies and frees
     hazards        find conflicting accesses and lifetimes of blocks   (used by the next)
-    or functional  copies and hazards in one pass over arrays, for
-                   graphs without in-place writes
     events         insert as few records and waits as enforce every
                    hazard; in the same walk, free memory where that
                    costs no wait                                       -> + records, waits and frees
@@ -34,7 +32,6 @@ from autosched.errors import ScheduleError
 from autosched.lowering.carried import insert_carried
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
-from autosched.lowering.functional import insert_functional, is_functional
 from autosched.lowering.hazards import find_hazards
 from autosched.lowering.ranks import insert_by_rank
 from autosched.lowering.spill import spill_copies
@@ -70,21 +67,18 @@ def lower(
     if in_flight > 1 and machine.ranks:
         raise ScheduleError("several ranks execute one run at a time; use in_flight=1")
     check(placement, problem)
-    tasks = [graph.task(name) for name in placement.order]
+    named = {task.name: task for task in graph.tasks}
+    tasks = [named[name] for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement)
     instructions: Sequence[Run | Copy | Free]
-    hazards = None
-    relayed = bool(machine.ranks) or any(send.source is not None for send in placement.copies)
-    if not limited and not relayed and is_functional(graph, machine):
-        instructions, places, hazards = insert_functional(problem, tasks, runs, placement.copies)
-    elif not limited:
-        instructions, places = insert_copies(problem, tasks, runs, placement.copies)
-    else:
+    if limited:
         instructions, places = spill_copies(problem, tasks, runs)
+    else:
+        instructions, places = insert_copies(problem, tasks, runs, placement.copies)
     if machine.ranks:
         program = insert_by_rank(problem, instructions, places)
     else:
-        hazards = hazards or find_hazards(problem, instructions, places)
+        hazards = find_hazards(problem, instructions, places)
         program = insert_events(instructions, hazards, ends=in_flight == 1)
     homes = problem.homes
     if in_flight > 1:

@@ -25,10 +25,10 @@ placement asks for a later point. There is at most one copy per version and devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from autosched._lib.allowed import is_storage
 from autosched.errors import ScheduleError
@@ -52,7 +52,7 @@ def insert_copies(
     outputs = problem.constraints.outputs
     check_outputs(problem)
     maker = CopyMaker(problem)
-    walk = _Walk(graph, maker, _hints(graph, tasks, sends))
+    walk = _Walk(maker, tasks, sends)
     # 1. Copy to each run what its device lacks.
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
         walk.run(i, task, run.stream.device)
@@ -66,11 +66,13 @@ def insert_copies(
         places[label] = outputs.get(label) or maker.origin(use, walk.table.devices(*use))
         walk.bring(use, places[label])
     # 3. Put each copy after the run that it follows.
-    result: list[Run | Copy] = walk.copies_after(-1)
-    for i, run in enumerate(runs):
-        result.append(run)
-        result += walk.copies_after(i)
-    return result, places
+    result: list[Run | Copy] = []
+    done = 0
+    for (after, _), copy in sorted(walk.copies, key=itemgetter(0)):
+        result += runs[done : after + 1]
+        result.append(copy)
+        done = after + 1
+    return [*result, *runs[done:]], places
 
 
 def check_outputs(problem: Problem) -> None:
@@ -85,36 +87,21 @@ def check_outputs(problem: Problem) -> None:
             )
 
 
-def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -> Iterator[Use]:
-    """Yield the versions that a task reads and its device lacks.
+def missing(table: Residency[int, Any], graph: Graph, task: Task, device: str) -> list[Use]:
+    """Return the versions that a task reads and its device lacks.
 
     A task that touches a region needs any version: all tasks that write regions of a value share a
     device, so the other regions are there as well.
     """
+    if task.region is None:
+        return [use for use in task.reads if device not in table.items[use]]
+    found = []
     for use in task.reads:
-        if task.region is None or graph.touched(task, use.value) is None:
-            if table.get(*use, device) is None:
-                yield use
+        if graph.touched(task, use.value) is None:
+            found += [use] if table.get(*use, device) is None else []
         elif table.held(use.value, device) is None:
-            yield Use(use.value, 0)
-
-
-def _hints(
-    graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
-) -> dict[tuple[int, int, str], _Hint]:
-    position = {task.name: i for i, task in enumerate(tasks)} if sends else {}
-    return {
-        (graph.value(name).index, version, device): _Hint(position[before] - 1, rank, source)
-        for rank, (name, version, device, before, source) in enumerate(sends)
-    }
-
-
-class _Hint(NamedTuple):
-    """The run after which a copy goes, its rank there, and the device that it is made from."""
-
-    after: int = -1
-    rank: int = -1
-    source: str | None = None
+            found.append(Use(use.value, 0))
+    return found
 
 
 class CopyMaker:
@@ -125,7 +112,15 @@ class CopyMaker:
         self.machine = problem.machine
         self.home = problem.homes
         self.count = 0
+        self._link = cache(self.machine.link)
         self._streams = cache(partial(copy_streams, self.machine))
+
+    def linked(self, holders: Iterable[str], device: str) -> str | None:
+        """Return the first holder with a link to a device, if there is one."""
+        for holder in holders:
+            if self._link(holder, device) is not None:
+                return holder
+        return None
 
     def overwrites(self, use: Use, device: str) -> bool:
         """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
@@ -139,21 +134,25 @@ class CopyMaker:
         known = self.home.get(use.value)
         return known or next((at for at in holders if not is_storage(at)), self.machine.host)
 
-    def stops(self, holders: Sequence[str], device: str) -> Sequence[str]:
+    def stops(self, holders: Iterable[str], device: str) -> Sequence[str]:
         """Return where a version must be copied first, if no holder has a link to the device."""
-        machine = self.machine
-        if any(machine.link(holder, device) for holder in holders):
+        if self.linked(holders, device):
             return ()
-        ways = (machine.route(holder, device) for holder in holders)
+        ways = (self.machine.route(holder, device) for holder in holders)
         return min((way[1:-1] for way in ways if way), key=len, default=())
 
-    def copy(self, use: Use, holders: Sequence[str], device: str) -> Copy:
-        """Return the copy of a version. Raises ScheduleError if no holder has a link."""
+    def copy(
+        self, use: Use, holders: Iterable[str], device: str, source: str | None = None
+    ) -> Copy:
+        """Return the copy of a version, from ``source`` or the first holder with a link.
+
+        Raises ScheduleError if there is none.
+        """
         name = self.graph.values[use.value].name
-        source = next((holder for holder in holders if self.machine.link(holder, device)), None)
+        source = source or self.linked(holders, device)
         if source is None:
             raise ScheduleError(
-                f"value {name!r} is on {holders[0]!r} and needed on {device!r}, "
+                f"value {name!r} is on {next(iter(holders))!r} and needed on {device!r}, "
                 f"but no link joins them"
             )
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
@@ -165,22 +164,19 @@ class CopyMaker:
 class _Walk:
     """The devices of each version, and the copies so far, while runs are walked in issue order."""
 
-    def __init__(self, graph: Graph, maker: CopyMaker, hints: Mapping[tuple[int, int, str], _Hint]):
-        self.graph = graph
+    def __init__(self, maker: CopyMaker, tasks: Sequence[Task], sends: Sequence[Send]):
+        self.graph = maker.graph
         self.maker = maker
-        self.hints = dict(hints)
+        self.position = {task.name: i for i, task in enumerate(tasks)}
+        self.names = [value.name for value in self.graph.values]
+        # By value, version and device, with its rank.
+        self.sends = {send[:3]: (rank, send) for rank, send in enumerate(sends)}
         self.current = 0  # the current run
-        self.made: dict[Use, int] = {}  # the run that made a version, -1 for inputs
-        self.copied: dict[tuple[Use, str], tuple[int, int]] = {}  # where a copy goes, and its rank
-        self.table: Residency[int, Use] = Residency()
-        # By the run after which they go, with their rank there.
-        self.copies: dict[int, list[tuple[int, Copy]]] = {}
+        # When a version arrives: after this run, and the rank there of the copy that brings it.
+        self.table: Residency[int, tuple[int, int]] = Residency()
+        self.copies: list[tuple[tuple[int, int], Copy]] = []
         for index, device in maker.home.items():
-            self._arrive(Use(index, 0), device, -1)
-
-    def _arrive(self, use: Use, device: str, run: int) -> None:
-        self.made[use] = run
-        self.table.put(*use, device, use)
+            self.table.put(index, 0, device, (-1, -1))
 
     def run(self, i: int, task: Task, device: str) -> None:
         """Copy what a run reads to its device, and add the versions that it leaves there."""
@@ -190,44 +186,47 @@ class _Walk:
         for value, version in task.changes:
             new = self.table.change(value, version, device)
             if new is not None:
-                self.made[Use(value, new)] = i
-        for use in task.outputs:
-            self._arrive(use, device, i)
-
-    def copies_after(self, run: int) -> list[Run | Copy]:
-        """Return the copies that go after a run, by their ranks."""
-        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
+                self.table.put(value, new, device, (i, -1))
+        for value, version in task.outputs:
+            self.table.put(value, version, device, (i, -1))
 
     def bring(self, use: Use, device: str) -> None:
         """Copy a version to a device, unless it is there."""
-        holders: Sequence[str] = self.table.devices(*use)
-        if device in holders:
+        there = self.table.items[use]
+        if device in there:
             return
-        hint = self.hints.get((*use, device), _Hint())
-        if hint.source is not None:
-            holders = self._from(use, hint.source, device, holders)
-        for stop in self.maker.stops(holders, device):
-            self.bring(use, stop)
-            holders = (*holders, stop)
-        copy = self.maker.copy(use, holders, device)
-        # Others may follow what is read from storage. No copy leaves before its source has arrived.
-        after, rank = (-1, -1) if is_storage(copy.source) else (hint.after, hint.rank)
-        before = max(self.made[use], min(after, self.current - 1)), rank
-        place = max(before, self.copied.get((use, copy.source), (-1, -1)))
-        self.copied[use, device] = place
-        self.copies.setdefault(place[0], []).append((place[1], copy))
-        self.table.put(*use, device, use)
+        key = self.names[use.value], use.version, device
+        rank, send = self.sends.get(key, (-1, None))
+        after = -1
+        source = None
+        if send is not None:
+            after = self.position[send.before] - 1
+            if send.source is not None:
+                source = self._source(use, send)
+        if source is None:
+            for stop in self.maker.stops(there, device):
+                self.bring(use, stop)
+        copy = self.maker.copy(use, there, device, source)
+        if is_storage(copy.source):  # others may follow what is read from there
+            after, rank = -1, -1
+        # No copy leaves before its source has arrived.
+        arrived = there[copy.source]
+        place = max((max(arrived[0], min(after, self.current - 1)), rank), arrived)
+        self.copies.append((place, copy))
+        self.table.put(*use, device, place)
 
-    def _from(self, use: Use, source: str, device: str, holders: Sequence[str]) -> Sequence[str]:
-        """Return the devices to copy from, ``source`` first, after copying the version there."""
-        if self.maker.overwrites(use, source) or not self.maker.machine.link(source, device):
-            return holders
-        if source not in holders and source != device:
+    def _source(self, use: Use, send: Send) -> str | None:
+        """Return the source that a hint names, after copying the version there, if that is possible."""
+        source = send.source
+        assert source is not None
+        if self.maker.overwrites(use, source) or not self.maker.machine.link(source, send.device):
+            return None
+        if source != send.device:
             # Hints may form a circle: this one does not count meanwhile.
-            hint = self.hints.pop((*use, device))
+            hint = self.sends.pop(send[:3])
             self.bring(use, source)
-            self.hints[*use, device] = hint
-        return (source, *holders)
+            self.sends[send[:3]] = hint
+        return source
 
 
 def copy_streams(

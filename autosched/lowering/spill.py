@@ -185,7 +185,7 @@ class _Walk:
         device = run.stream.device
         self.busy = set()
         # 1. Copy what the task reads, and make room for its results.
-        lacking = list(missing(self.table, self.graph, task, device))
+        lacking = missing(self.table, self.graph, task, device)
         lacked = {use.value for use in lacking}
         there = [use for use in task.reads if use.value not in lacked]
         self.busy.update(self._argument(task, use, device) for use in there)

@@ -8,7 +8,7 @@ use the table directly, and ``verify`` has a traversal of its own on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -36,42 +36,43 @@ class Residency(Generic[Name, Item]):
     """
 
     def __init__(self) -> None:
-        self._items: dict[tuple[Name, int], dict[str, Item]] = {}  # by version, then by device
-        self._latest: dict[tuple[Name, str], int] = {}
+        # By version, then by device, in the order in which they received it.
+        self.items: dict[tuple[Name, int], dict[str, Item]] = {}
+        self._latest: dict[tuple[Name, str], int] = {}  # if it is not 0
         self._early: dict[tuple[Name, str], set[int]] = {}  # versions written before their turn
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
         """Store an item for a version of a value that is on a device now."""
-        devices = self._items.get((value, version))
+        devices = self.items.get((value, version))
         if devices is None:
-            self._items[value, version] = {device: item}
+            self.items[value, version] = {device: item}
         else:
             devices[device] = item
-        self._latest[value, device] = version
-        if self._early:
+        if version or self._latest:
+            self._latest[value, device] = version
             self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
         """Return the item of a version on a device; None unless all its regions are there."""
         if self._early and (value, device) in self._early:
             return None
-        return self._items.get((value, version), _NOWHERE).get(device)
+        return self.items.get((value, version), _NOWHERE).get(device)
 
     def held(self, value: Name, device: str) -> Item | None:
         """Return the item of a value on a device in any version; None if it is not there."""
-        version = self._latest.get((value, device))
-        return None if version is None else self._items.get((value, version), {}).get(device)
+        version = self._latest.get((value, device), 0)
+        return self.items.get((value, version), _NOWHERE).get(device)
 
     def drop(self, value: Name, version: int, device: str) -> None:
         """Remove this version from this device."""
-        self._items.get((value, version), {}).pop(device, None)
+        self.items.get((value, version), {}).pop(device, None)
 
     def change(self, value: Name, version: int, device: str) -> int | None:
         """Apply a write to this version; return the new version, or None if it is not due yet."""
-        if device not in self._items.get((value, version), {}):
+        if device not in self.items.get((value, version), {}):
             self._early.setdefault((value, device), set()).add(version)
             return None
-        item = self._items[value, version].pop(device)
+        item = self.items[value, version].pop(device)
         early = self._early.get((value, device), set())
         version += 1
         while version in early:
@@ -79,13 +80,13 @@ class Residency(Generic[Name, Item]):
             version += 1
         if not early:
             self._early.pop((value, device), None)
-        self._items.setdefault((value, version), {})[device] = item
+        self.items.setdefault((value, version), {})[device] = item
         self._latest[value, device] = version
         return version
 
     def devices(self, value: Name, version: int) -> list[str]:
         """Return the devices that hold this version, in the order in which they received it."""
-        return list(self._items.get((value, version), ()))
+        return list(self.items.get((value, version), ()))
 
 
 @dataclass(eq=False, slots=True)
@@ -115,10 +116,16 @@ class Step(NamedTuple):
 
 
 class Buffers:
-    """The buffers of a graph while a program is walked; ``homes`` has devices of its sources."""
+    """The buffers of a graph while a program is walked; ``homes`` has devices of its sources.
 
-    def __init__(self, graph: Graph, homes: Mapping[int, str]):
+    With ``values`` (indices), those of others are left out.
+    """
+
+    def __init__(
+        self, graph: Graph, homes: Mapping[int, str], values: Container[int] | None = None
+    ):
         self.graph = graph
+        self._values = range(len(graph.values)) if values is None else values
         self._table: Residency[int, Buffer] = Residency()
         self.sources = {value: self._new(value, 0, home, -1) for value, home in homes.items()}
 
@@ -133,6 +140,8 @@ class Buffers:
                 yield Step(i, instruction, task, *self._run(i, task, device))
                 continue
             value = self.graph.value(instruction.value).index
+            if value not in self._values:
+                continue
             version = instruction.version
             reads: list[Buffer] = []
             made: list[Buffer | None] = []
@@ -149,11 +158,12 @@ class Buffers:
         values = self.graph.values
         task = step.task
         if task is not None:
-            for use, buffer in zip(task.reads, step.reads, strict=True):
-                region = values[use.value].region
+            written = [use.value for use in task.writes]
+            for buffer in step.reads:
+                region = values[buffer.value].region
                 if task.region is not None:
-                    region = self.graph.touched(task, use.value) or region
-                yield buffer, region, use in task.writes
+                    region = self.graph.touched(task, buffer.value) or region
+                yield buffer, region, buffer.value in written
         elif not isinstance(step.instruction, Free):
             for source in step.reads:
                 yield source, values[source.value].region, False
@@ -178,10 +188,11 @@ class Buffers:
     def _run(self, i: int, task: Task, device: str) -> tuple[list[Buffer], list[Buffer | None]]:
         graph = self.graph
         # 1. Find the arguments; any version will do for a task that touches only a region.
-        if task.region is None:
-            reads = [self.find(value, version, device) for value, version in task.reads]
-        else:
-            reads = [self._touched(task, value, version, device) for value, version in task.reads]
+        reads = [
+            self._argument(task, value, version, device)
+            for value, version in task.reads
+            if value in self._values
+        ]
         # 2. Advance the versions of what it writes.
         for value, version in task.changes:
             new = self._table.change(value, version, device)
@@ -191,6 +202,8 @@ class Buffers:
         # 3. Add the results; a view shares the block of the argument with the same root.
         made: list[Buffer | None] = []
         for value, version in task.outputs:
+            if value not in self._values:
+                continue
             if not graph.is_used(value):
                 made.append(None)
                 continue
@@ -201,10 +214,10 @@ class Buffers:
             made.append(self._new(value, version, device, i, base))
         return reads, made
 
-    def _touched(self, task: Task, value: int, version: int, device: str) -> Buffer:
-        """Return the buffer of an argument of a task that touches a region."""
+    def _argument(self, task: Task, value: int, version: int, device: str) -> Buffer:
+        """Return the buffer of an argument."""
         found = None
-        if self.graph.touched(task, value) is not None:
+        if task.region is not None and self.graph.touched(task, value) is not None:
             found = self._table.held(value, device)
         return found or self.find(value, version, device)
 

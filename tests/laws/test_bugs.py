@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.graph.flow import ragged
 from autosched.lowering.events import insert_events
-from autosched.lowering.hazards import Block, Hazards
+from autosched.lowering.hazards import Hazards
 from autosched.program.program import Copy, Free, Run, Stream
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.emulated import Emulated
@@ -665,9 +666,8 @@ def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> No
         Run(b, "other"),
     ]
     after = [[], [0], [0], [0], [1]]  # so b is behind a's use in the end, and c is not
-    found = insert_events(
-        instructions, Hazards.of(after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})])
-    )
+    hazards = Hazards(*ragged(after), ["x"], [0], [owner], *ragged([[1, 2, 3]]))
+    found = insert_events(instructions, hazards)
     assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
     assert found[-1] == Free(owner, "x", 0)
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import chain, count
 
 from autosched._lib.topological import topological_order
+from autosched.graph.flow import ragged
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
 from autosched.program.program import (
@@ -196,7 +197,7 @@ def _with_events(
     result: list[Instruction] = []
     numbers: dict[int, int] = {}
     numbering = iter(fresh)
-    for instruction in insert_events(works, Hazards.of(after, ())):
+    for instruction in insert_events(works, Hazards(*ragged(after), (), (), (), *ragged(()))):
         match instruction:
             case Record(stream, event):
                 numbers[event] = numbers[event] if event in numbers else next(numbering)
