@@ -39,6 +39,7 @@ class Copying:
         self.old = old
         self.new = copy.copy(old)
         Recorder.__init__(self.new, old.name, generators=old.generators)
+        self.new.cached_flow = None
         self.new.storages.frames = old.storages.frames
         self.values = {value.index: self.new.add_source(value) for value in old.sources}
 

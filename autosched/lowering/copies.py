@@ -186,7 +186,7 @@ class _Walk:
         for value, version in task.changes:
             new = self.table.change(value, version, device)
             if new is not None:
-                self.table.put(value, new, device, (i, -1))
+                self.table.items[value, new][device] = i, -1
         for value, version in task.outputs:
             self.table.put(value, version, device, (i, -1))
 

@@ -16,9 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.graph.flow import ragged
+from autosched.graph.flow import flow, ragged
+from autosched.lowering import lower
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
+from autosched.lowering.resident_state import keeping, with_resident_state
+from autosched.placement import Placement
 from autosched.program.program import Copy, Free, Run, Stream
 from autosched.runtime.backends.accelerator import Accelerator
 from autosched.runtime.backends.emulated import Emulated
@@ -729,3 +732,28 @@ def test_views_of_what_got_other_strides_in_place_are_no_hazard() -> None:
     asc.testing.check(graph, examples={"x": torch.randn(2, 3)}, interleavings=3)
     with asc.schedule(graph, MACHINE, check=True) as schedule:
         assert schedule(x=torch.arange(6.0).reshape(2, 3))["row"].tolist() == [0.0, 3.0]
+
+
+def test_a_graph_with_further_inputs_had_the_producers_and_readers_of_the_one_before() -> None:
+    graph = asc.Graph()
+    w = graph.input("w")
+    graph.output(a=graph.add(torch.sin, w, name="a"), b=graph.add(torch.cos, w, name="b"))
+    problem = keeping(asc.Problem(graph, asc.Machine.emulated(gpus=2)), ["w"])
+    assert flow(problem.graph).reads.tolist() == [0, 0]
+    placement = Placement({"a": "cuda:0", "b": "cuda:1"}, ("a", "b"))
+    problem, placement = with_resident_state(problem, placement)  # with a further input, w.cuda:1
+    asc.verify(lower(problem, placement), problem)
+
+
+def test_of_writes_that_came_early_none_is_forgotten_when_an_earlier_one_comes() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for row in range(4):
+        graph.add(add_one, x[row], name=f"add{row}", writes=[graph.values[-1]], outputs=())
+    graph.output(y=x + 0)
+    views = [task.name for task in graph.tasks if task.view]
+    order = (*views, "add1", "add3", "add0", "add2", "add")
+    machine = asc.Machine.emulated(gpus=1)
+    device = {name: "cuda:0" if name == "add" else "cpu" for name in order}
+    problem = asc.Problem(graph, machine)
+    asc.verify(lower(problem, Placement(device, order)), problem)
