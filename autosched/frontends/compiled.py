@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -182,6 +183,9 @@ class Compiled:
             self._known.missed(found)
             assert found.call is not None
             entry = self._captured(args, kwargs, found.call.varying)
+            machine = entry.schedule.problem.machine
+            if machine.accelerators and not machine.imagined:
+                gc.collect()  # of the trace, whose tensors are on an accelerator
         return entry, self._known.store(found, entry, [entry.graph.settings])
 
     def _captured(self, args: Any, kwargs: Mapping[str, Any], varying: frozenset[str]) -> _Planned:
